@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from pedagogy.ranks.handle import let_go, use_counts
 from pedagogy.ranks.trace import Event
 from pedagogy.ranks.watch import Log, Need
 from pedagogy.ranks.wire import Wire, describe, digest
@@ -92,13 +93,15 @@ class Endpoint:
         return tuple(Need(peer, key, count) for peer in self._peers())
 
     @contextmanager
-    def _collective(self, kind: str, nbytes: int) -> Iterator[None]:
-        start = self._log.now()
+    def _collective(self, kind: str, nbytes: int, *tensors: torch.Tensor) -> Iterator[None]:
+        """Count, watch and log a collective on `tensors`, of which the transport then lets go."""
+        start, counts = self._log.now(), use_counts(tensors)
         self._enter_collective()
         with self._log.waiting(kind, self._peers(), self._collective_needs()):
             yield
             if self.device.type == "cuda" and not self._wire.staged:
                 torch.cuda.synchronize(self.device)
+        let_go(tensors, counts)
         self._log.add(kind, "", start, nbytes, self._peers())
 
     def _count_message(self, direction: str, peer: int) -> tuple[Need, ...]:

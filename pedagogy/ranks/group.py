@@ -29,7 +29,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from pedagogy.ranks.handle import Handle, finished
+from pedagogy.ranks.handle import Handle, finished, use_counts
 from pedagogy.ranks.messages import Messages
 from pedagogy.ranks.wire import make_header, read_header
 
@@ -71,7 +71,7 @@ class Group(Messages):
             return [self._wire.arrived(self._wire.copy(x))]
         wire = self._wire.readable(x).contiguous()
         parts = [self._wire.empty(tuple(x.shape), x.dtype) for _ in self.ranks]
-        with self._collective("all_gather", (self.size - 1) * wire.nbytes):
+        with self._collective("all_gather", (self.size - 1) * wire.nbytes, wire, *parts):
             dist.all_gather(parts, wire, group=self._process_group)
         return [self._wire.arrived(part) for part in parts]
 
@@ -115,7 +115,7 @@ class Group(Messages):
         sent = torch.cat([self._wire.copy(x).flatten() for x in xs])
         received = self._wire.empty((sum(counts),), sent.dtype)
         away = sent.nbytes - xs[self.rank].numel() * sent.element_size()
-        with self._collective("all_to_all", away):
+        with self._collective("all_to_all", away, sent, received):
             dist.all_to_all_single(
                 received, sent, counts, [x.numel() for x in xs], group=self._process_group
             )
@@ -153,6 +153,7 @@ class Group(Messages):
             return finished()
         wire = self._wire.readable(x)
         self._enter_collective()
+        counts = use_counts([wire])
         work = dist.all_reduce(wire, OPERATIONS[op], group=self._process_group, async_op=True)
 
         def finish() -> None:
@@ -162,7 +163,7 @@ class Group(Messages):
 
         return Handle(
             self._log, work, "all_reduce", self._ring_bytes(wire), self._peers(),
-            self._collective_needs(), finish, device=self.device,
+            self._collective_needs(), finish, [wire], counts, self.device,
         )  # fmt: skip
 
     def broadcast_(self, x: torch.Tensor, source: int = 0) -> torch.Tensor:
@@ -173,20 +174,19 @@ class Group(Messages):
     def _all_reduce(self, wire: torch.Tensor, op: str, kind: str) -> torch.Tensor:
         if self.size == 1:
             return wire
-        with self._collective(kind, self._ring_bytes(wire)):
+        with self._collective(kind, self._ring_bytes(wire), wire):
             dist.all_reduce(wire, OPERATIONS[op], group=self._process_group)
         return wire.div_(self.size) if op == "mean" else wire
 
     def _broadcast(self, wire: torch.Tensor, source: int) -> torch.Tensor:
         if self.size == 1:
             return wire
-        # gloo sends along a binomial tree: numbered from the source, rank v passes on to v + 2^i
-        # for every 2^i below v's lowest set bit.
+        # gloo sends along a binomial tree: counted from the source, rank v passes on to v + 2^i
+        # for every 2^i above v (0 to 1, 2 and 4; 1 to 3 and 5; 2 to 6; 3 to 7).
         place = (self.rank - source) % self.size
-        lowest = place & -place or self.size
-        children = [2**i for i in range(self.size.bit_length()) if 2**i < lowest]
-        num_children = sum(place + child < self.size for child in children)
-        with self._collective("broadcast", num_children * wire.nbytes):
+        jumps = [2**i for i in range(self.size.bit_length()) if 2**i > place]
+        num_children = sum(place + jump < self.size for jump in jumps)
+        with self._collective("broadcast", num_children * wire.nbytes, wire):
             dist.broadcast(wire, self.ranks[source], group=self._process_group)
         return wire
 

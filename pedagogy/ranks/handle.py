@@ -7,13 +7,31 @@ waited: the difference is what overlap hides. The tensors involved are kept aliv
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
 from pedagogy.ranks.trace import Event
 from pedagogy.ranks.watch import Log, Need
+
+
+def use_counts(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How many owners each tensor has, the transport's threads included."""
+    return [tensor._use_count() for tensor in tensors]
+
+
+def let_go(tensors: Sequence[torch.Tensor], counts: Sequence[int], seconds: float = 0.05) -> None:
+    """Return when the transport owns no more of `tensors` than before (`counts`).
+
+    gloo's thread reports that it is done a moment before it drops its references. A tensor that
+    the worker drops in that moment would live on, and the memory meter would see it.
+    """
+    deadline = time.perf_counter() + seconds
+    for tensor, count in zip(tensors, counts, strict=False):  # messages have no counts
+        while tensor._use_count() > count and time.perf_counter() < deadline:
+            time.sleep(0)
 
 
 class Handle:
@@ -28,12 +46,13 @@ class Handle:
         peers: tuple[int, ...],
         needs: tuple[Need, ...],
         finish: Callable[[], object] | None = None,
-        keep: object = None,
+        keep: Sequence[torch.Tensor] = (),
+        counts: Sequence[int] = (),
         device: torch.device | None = None,
     ) -> None:
         self._log, self._work, self._finish, self._keep = log, work, finish, keep
         self._kind, self._nbytes, self._peers, self._needs = kind, nbytes, peers, needs
-        self._device = device
+        self._device, self._counts = device, counts
         self._start, self._end = log.now(), None
         self._done = False
         if kind == "all_reduce":  # gloo's messages have no future
@@ -48,6 +67,8 @@ class Handle:
             return
         with self._log.waiting(self._kind, self._peers, self._needs):
             self._work.wait()
+        self._work = None
+        let_go(self._keep, self._counts)
         if self._finish is not None:
             self._finish()
         if self._device is not None and self._device.type == "cuda":
@@ -56,7 +77,7 @@ class Handle:
         self._log.events.append(
             Event(self._log.rank, self._kind, "", self._start, end, self._nbytes, self._peers)
         )
-        self._done, self._keep, self._work = True, None, None
+        self._done, self._keep = True, ()
 
 
 class _Finished:

@@ -71,7 +71,7 @@ class Messages(Endpoint):
         if not wire.numel():
             return finished()
         work = dist.isend(wire, peer, group=self._process_group)
-        return Handle(self._log, work, "send", wire.nbytes, (peer,), needs, keep=wire)
+        return Handle(self._log, work, "send", wire.nbytes, (peer,), needs, keep=[wire])
 
     def irecv_(self, buffer: torch.Tensor, source: int) -> Handle:
         """Start `recv_`; `buffer` is filled after the handle's `wait()`."""

@@ -121,9 +121,13 @@ class Forked:
 
     def __init__(self, server: ForkServer, rank: int, folder: str) -> None:
         self.connection, theirs = connection_pair()
-        with theirs:
-            self.pid = server.fork(rank, folder, theirs)
         self.server = server
+        try:
+            with theirs:
+                self.pid = server.fork(rank, folder, theirs)
+        except BaseException:
+            self.connection.close()  # a rank that was forked all the same ends when it sees this
+            raise
 
     def exit_code(self) -> int | None:
         """The code it ended with (negative: the signal that killed it); None while it runs."""

@@ -60,7 +60,7 @@ def test_one_rank_is_a_launch_like_any_other():
     ("arguments", "named"),
     [
         ({"world_size": 0}, "world_size is 0"),
-        ({"world_size": 2.0}, "world_size is 2.0"),
+        ({"world_size": 2.0}, r"world_size is 2\.0"),
         ({"world_size": True}, "world_size is True"),
         ({"world_size": 2, "timeout": 0}, "timeout is 0"),
         ({"world_size": 2, "device": "tpu"}, "'auto', 'cpu' or 'cuda'"),
@@ -80,7 +80,7 @@ def test_a_worker_that_cannot_travel_is_refused_by_name():
     def holds_a_lock(group):
         return lock
 
-    with pytest.raises(ValueError, match="'holds_a_lock'.*cannot travel"):
+    with pytest.raises(ValueError, match=r"'holds_a_lock'.*cannot travel"):
         launch(holds_a_lock, 2)
 
 
@@ -223,7 +223,7 @@ def test_L11_an_interface_that_does_not_exist_does_not_matter_on_one_machine(mon
 
 
 def test_L12_no_tcp_store_is_needed(monkeypatch):
-    """Windows' wheels lack libuv, with which a TCPStore starts by default; a FileStore needs none."""
+    """Wheels for Windows lack libuv, which a TCPStore uses by default; a FileStore needs none."""
 
     def worker(group):
         return group.all_reduce(torch.ones(1)).item()
@@ -275,7 +275,7 @@ def test_L17_a_rank_that_returns_early_is_named_within_seconds():
             group.all_reduce(torch.ones(1))
 
     begin = time.monotonic()
-    with pytest.raises(HangError, match="rank 1 finished normally while rank [02] was still"):
+    with pytest.raises(HangError, match=r"rank 1 finished normally while rank [02] was still"):
         launch(worker, 3)
     assert time.monotonic() - begin < 5
 

@@ -1,0 +1,43 @@
+"""What a run costs, measured: live bytes by kind, a limit that is enforced, FLOPs; and the state
+of the random generators, saved and restored.
+
+Closed forms (`pedagogy.costs`) say what a technique should cost; this package says what it did
+cost, so that the two can be compared to the byte.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pedagogy.measure.budget import BudgetExceeded, DeviceBudget
+    from pedagogy.measure.counter import count_flops
+    from pedagogy.measure.meter import KINDS, MemoryMeter, memory_meter
+    from pedagogy.measure.random_state import restore_rng_state, rng_state
+
+__all__ = [
+    "KINDS",
+    "BudgetExceeded",
+    "DeviceBudget",
+    "MemoryMeter",
+    "count_flops",
+    "memory_meter",
+    "restore_rng_state",
+    "rng_state",
+]
+
+_HOMES = {
+    "budget": ("BudgetExceeded", "DeviceBudget"),
+    "counter": ("count_flops",),
+    "meter": ("KINDS", "MemoryMeter", "memory_meter"),
+    "random_state": ("restore_rng_state", "rng_state"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a measuring file when it is first asked for (torch is heavy)."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
