@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pedagogy.ranks.handle import let_go, use_counts
+from pedagogy.ranks.stream_clock import StreamClock
 from pedagogy.ranks.trace import Event
 from pedagogy.ranks.watch import Log, Need
 from pedagogy.ranks.wire import Wire, describe, digest
@@ -44,6 +45,7 @@ class Endpoint:
         self._log = log
         self._wire = Wire(device, staged)
         self._key = (name, self.ranks)
+        self._stream_clock = StreamClock(log, device)
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, rank {self.rank} of {self.size}, global ranks {self.ranks})"
@@ -60,6 +62,7 @@ class Endpoint:
     @property
     def events(self) -> list[Event]:
         """The events that this rank logged so far, in all its groups."""
+        self._log.settle()
         return self._log.events
 
     def now(self) -> float:
@@ -69,10 +72,12 @@ class Endpoint:
     @contextmanager
     def span(self, kind: str, name: str = "") -> Iterator[None]:
         """Log the block as an event of compute."""
+        if self.device.type == "cuda":
+            with self._stream_clock.span(kind, name):
+                yield
+            return
         start = self._log.now()
         yield
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # a launch returns before the work is done
         self._log.add(kind, name, start)
 
     def _put_back(self, wire: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -198,6 +198,7 @@ def run_rank(fd: int) -> int:
         line.tell("ready")
         result = worker(group, *args, **kwargs)
         _flush()
+        log.settle()
         line.tell("result", (pickling.dump_result(result), log.events, dict(log.counts)))
     except BaseException as error:
         _flush()

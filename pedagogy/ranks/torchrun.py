@@ -84,6 +84,7 @@ def _join(placement: Placement, log: Log, timeout: float) -> Group:
 
 
 def _gather(result: Any, output: str, group: Group, placement: Placement, log: Log) -> Run:
+    log.settle()
     mine = pickle.dumps((pickling.dump_result(result), log.events, output))
     everyone: list[bytes] = [b""] * group.size
     if group.size > 1:

@@ -28,7 +28,7 @@ import threading
 import time
 import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -68,6 +68,7 @@ class Log:
         self.events: list[Event] = []
         self.counts: Counter[Key] = Counter()
         self.waits: list[Wait] = []
+        self.unsettled: list[Callable[[], Event]] = []  # events whose times a GPU still knows alone
         self.main_thread = threading.get_ident()
 
     def now(self) -> float:
@@ -79,6 +80,11 @@ class Log:
     ) -> None:
         """Log an event that ends now."""
         self.events.append(Event(self.rank, kind, name, start, self.now(), nbytes, peers))
+
+    def settle(self) -> None:
+        """Fetch the times of spans that ran on a GPU."""
+        while self.unsettled:
+            self.events.append(self.unsettled.pop(0)())
 
     @contextmanager
     def waiting(

@@ -48,3 +48,21 @@ def test_L01_a_cuda_context_in_the_caller_does_no_harm():
             2,
             2,
         ]
+
+
+def test_a_span_lasts_as_long_as_its_kernels_and_not_as_their_launch():
+    def worker(group):
+        x = torch.ones(4096, 4096, device=group.device)
+        x @ x  # the first product loads libraries
+        torch.cuda.synchronize()
+        with group.span("compute", "products"):
+            for _ in range(50):
+                x @ x
+        launched = group.now()
+        torch.cuda.synchronize()
+        done = group.now()
+        event = group.events[-1]
+        return launched - event.start, done - event.start, event.end - event.start
+
+    for _launched, done, span in launch(worker, 1):
+        assert 0.5 * done < span < 1.1 * done

@@ -1,0 +1,144 @@
+"""Two answers are compared, and the first difference is said in one line.
+
+A learner's answer may be a number, a tensor, a string, or lists and dicts of these. `difference`
+looks at kind, then size, then values, in the order in which a person would look, because "the
+shape is (4, 3), and (3, 4) was expected" helps more than "not equal".
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def difference(got: Any, want: Any, tolerance: float) -> str | None:
+    """None if `got` answers `want`, else the first difference in one line.
+
+    Numbers and tensors agree when |got - want| <= tolerance * max(1, |want|). Lists and tuples
+    count as the same kind, and so do a number and a tensor with one element and no dimension.
+    """
+    got, want = _plain(got), _plain(want)
+    if isinstance(want, torch.Tensor):
+        return _tensor_difference(got, want, tolerance)
+    if isinstance(want, bool) or want is None or isinstance(want, str):
+        return None if type(got) is type(want) and got == want else _unequal(got, want)
+    if isinstance(want, numbers.Number):
+        return _number_difference(got, want, tolerance)
+    if isinstance(want, dict):
+        return _dict_difference(got, want, tolerance)
+    if isinstance(want, (list, tuple)):
+        return _list_difference(got, want, tolerance)
+    return None if got == want else _unequal(got, want)
+
+
+def brief(value: Any) -> str:
+    """The value in at most about 60 characters."""
+    value = _plain(value)
+    if isinstance(value, torch.Tensor):
+        if value.numel() > 6:
+            return f"a tensor of shape {tuple(value.shape)}"
+        return f"tensor({brief(value.tolist())})"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, (list, tuple)) and len(value) <= 6:
+        inside = ", ".join(brief(one) for one in value)
+        text = f"[{inside}]" if isinstance(value, list) else f"({inside})"
+    else:
+        text = repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _plain(value: Any) -> Any:
+    """numpy becomes torch, and what has one element and no dimension becomes a Python number."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        return value.item() if value.dim() == 0 else value
+    return value
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def _unequal(got: Any, want: Any) -> str:
+    if type(got) is not type(want):
+        return f"it is {_kind(got)} ({brief(got)}), and {_kind(want)} was expected"
+    return f"it is {brief(got)}, and {brief(want)} was expected"
+
+
+def _number_difference(got: Any, want: Any, tolerance: float) -> str | None:
+    if isinstance(got, bool) or not isinstance(got, numbers.Number):
+        return f"it is {_kind(got)} ({brief(got)}), and a number was expected"
+    if got == want or (got != got and want != want):
+        return None
+    if got != got:
+        return "it is NaN (0/0, or inf - inf, somewhere on the way)"
+    if math.isinf(abs(got)) or math.isinf(abs(want)):
+        return f"it is {got}, and {brief(want)} was expected"
+    if abs(got - want) <= tolerance * max(1.0, abs(want)):
+        return None
+    return f"it is {brief(got)}, and {brief(want)} was expected"
+
+
+def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | None:
+    if not isinstance(got, torch.Tensor):
+        return f"it is {_kind(got)}, and a tensor of shape {tuple(want.shape)} was expected"
+    if got.shape != want.shape:
+        return f"the shape is {tuple(got.shape)}, and {tuple(want.shape)} was expected"
+    if got.dtype != want.dtype:
+        return f"the dtype is {got.dtype}, and {want.dtype} was expected"
+    if want.numel() == 0:
+        return None
+    wide = torch.complex128 if want.is_complex() else torch.float64
+    got, want = got.to(wide), want.to(wide)
+    same = (got == want) | (got.isnan() & want.isnan())
+    allowed = tolerance * want.abs().clamp(min=1.0)
+    same |= want.isfinite() & ((got - want).abs() <= allowed)  # NaN is below nothing
+    if bool(same.all()):
+        return None
+    extra = int((got.isnan() & ~want.isnan()).sum())
+    if extra:
+        return f"{extra} of {got.numel()} elements are NaN (0/0, or inf - inf, on the way)"
+    where = tuple((~same).nonzero()[0].tolist())
+    index = ", ".join(map(str, where))
+    return (
+        f"{int((~same).sum())} of {got.numel()} elements differ: element [{index}] is "
+        f"{brief(got[where].item())}, and {brief(want[where].item())} was expected"
+    )
+
+
+def _list_difference(got: Any, want: Any, tolerance: float) -> str | None:
+    if not isinstance(got, (list, tuple)):
+        return f"it is {_kind(got)}, and a list of {len(want)} was expected"
+    if len(got) != len(want):
+        return f"it has {len(got)} elements, and {len(want)} were expected"
+    for index, (one, other) in enumerate(zip(got, want, strict=True)):
+        found = difference(one, other, tolerance)
+        if found:
+            return f"element {index}: {found}"
+    return None
+
+
+def _dict_difference(got: Any, want: dict, tolerance: float) -> str | None:
+    if not isinstance(got, dict):
+        return f"it is {_kind(got)}, and a dict with {len(want)} keys was expected"
+    if got.keys() != want.keys():
+        missing = [brief(key) for key in want if key not in got]
+        extra = [brief(key) for key in got if key not in want]
+        parts = [f"lacks {', '.join(missing)}"] if missing else []
+        parts += [f"has {', '.join(extra)} too many"] if extra else []
+        return f"the dict {' and '.join(parts)}"
+    for key in want:
+        found = difference(got[key], want[key], tolerance)
+        if found:
+            return f"key {brief(key)}: {found}"
+    return None

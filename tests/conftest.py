@@ -1,0 +1,30 @@
+"""Tests marked `gpu` are left out where there is no GPU, and the report says so."""
+
+from __future__ import annotations
+
+_left_out = 0
+
+
+def pytest_collection_modifyitems(config, items):
+    """Deselect the tests that need a GPU if this machine has none."""
+    global _left_out
+    needing = [item for item in items if item.get_closest_marker("gpu")]
+    if not needing or _has_gpu():
+        return
+    config.hook.pytest_deselected(items=needing)
+    items[:] = [item for item in items if item not in needing]
+    _left_out = len(needing)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say why tests were deselected."""
+    if _left_out:
+        terminalreporter.write_line(
+            f"{_left_out} tests marked gpu: this machine has no CUDA device"
+        )
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
