@@ -14,15 +14,18 @@ if TYPE_CHECKING:
     from pedagogy.measure.budget import BudgetExceeded, DeviceBudget
     from pedagogy.measure.counter import count_flops
     from pedagogy.measure.meter import KINDS, MemoryMeter, memory_meter
+    from pedagogy.measure.phases import PHASES, phase_seconds
     from pedagogy.measure.random_state import restore_rng_state, rng_state
 
 __all__ = [
     "KINDS",
+    "PHASES",
     "BudgetExceeded",
     "DeviceBudget",
     "MemoryMeter",
     "count_flops",
     "memory_meter",
+    "phase_seconds",
     "restore_rng_state",
     "rng_state",
 ]
@@ -31,6 +34,7 @@ _HOMES = {
     "budget": ("BudgetExceeded", "DeviceBudget"),
     "counter": ("count_flops",),
     "meter": ("KINDS", "MemoryMeter", "memory_meter"),
+    "phases": ("PHASES", "phase_seconds"),
     "random_state": ("restore_rng_state", "rng_state"),
 }
 

@@ -16,7 +16,9 @@ from pedagogy.plots.memory import (
     memory_figure,
 )
 from pedagogy.plots.shards import ShardMap, draw_shard_map, shards_figure
+from pedagogy.plots.step import draw_phases, step_memory_figure
 from pedagogy.plots.strips import draw_memory_strips
+from pedagogy.plots.technique_map import technique_map_figure
 from pedagogy.plots.timeline import Panel, timeline_figure
 
 __all__ = [
@@ -32,11 +34,14 @@ __all__ = [
     "draw_memory_curve",
     "draw_memory_rows",
     "draw_memory_strips",
+    "draw_phases",
     "draw_shard_map",
     "histograms_figure",
     "memory_bars_figure",
     "memory_figure",
     "shards_figure",
+    "step_memory_figure",
     "style",
+    "technique_map_figure",
     "timeline_figure",
 ]

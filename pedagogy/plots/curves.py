@@ -78,12 +78,22 @@ def plain_log(axis, base: float = 10.0) -> None:
     axis.set_minor_locator(NullLocator())
 
 
+def thin_ticks(axis) -> None:
+    """Keep one tick a decade where a decimal logarithmic axis spans more than four of them."""
+    axis.axes.autoscale_view()
+    low, high = axis.get_view_interval()
+    if high > 1e4 * low:
+        axis.set_major_locator(LogLocator(10.0, numticks=12))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+
+
 def name_curves(ax: Axes, gap_points: float = 12.0) -> None:
     """Write the name of each line at its right end, in its colour, without overlaps."""
     figure = ax.get_figure()
     lines = [line for line in ax.get_lines() if not line.get_label().startswith("_")]
     if not lines:
         return
+    ax.autoscale_view()  # the limits are lazy, and transData asks for none
     low, high = ax.bbox.y0, ax.bbox.y1
     ends = []
     for line in lines:
@@ -124,6 +134,9 @@ def curves_figure(
             if scale == "log":
                 plain_log(axis)
         draw_curves(ax, curves, markers=markers)
+        for axis, scale in ((ax.xaxis, x_scale), (ax.yaxis, y_scale)):
+            if scale == "log":
+                thin_ticks(axis)
         ax.set_title(title)
         ax.set_xlabel(x_label)
         ax.set_ylabel(y_label)

@@ -45,6 +45,15 @@ def test_N01_a_figure_is_written_as_text_without_an_address():
     assert repr(small_figure()) == "<StyledFigure size 1000x400 with 1 Axes>"
 
 
+def test_a_picture_with_a_palette_looks_the_same_and_is_smaller():
+    full = style.png(small_figure())
+    small = style.with_palette(full)
+    assert len(small) < 0.6 * len(full)
+    assert small == style.with_palette(full)
+    before, after = (plt.imread(io.BytesIO(one))[:, :, :3] for one in (full, small))
+    assert np.abs(before - after).max() < 0.1
+
+
 def test_N02_the_picture_does_not_depend_on_the_users_settings():
     expected = pixels(small_figure())
     theirs = {
