@@ -144,15 +144,16 @@ def _picture(figure: Any, alt: str | None) -> tuple[dict, dict]:
 
 def _png(figure: Any) -> bytes:
     """The picture's bytes; the same figure gives the same bytes on each call."""
+    from pedagogy.plots.style import with_palette
+
     buffer = io.BytesIO()
     figure.savefig(
         buffer,
         format="png",
         dpi=min(figure.dpi, PICTURE_DPI),
         metadata={"Software": None},
-        pil_kwargs={"optimize": True},
     )
-    return buffer.getvalue()
+    return with_palette(buffer.getvalue())
 
 
 def _forget(figure: Any) -> None:

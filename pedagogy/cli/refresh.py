@@ -6,12 +6,15 @@ and its file is left as it was.
 
 from __future__ import annotations
 
+import base64
 import copy
 import importlib.util
 from pathlib import Path
 
 from pedagogy.cli.chapters import CommandError, execute, needs_lab
 from pedagogy.cli.normal_form import keep_measured, normalise
+
+COVER = "cover"
 
 
 def refresh(path: Path, fresh: bool = False) -> bool:
@@ -36,12 +39,24 @@ def refresh(path: Path, fresh: bool = False) -> bool:
     normalise(notebook)
     if not fresh:
         keep_measured(notebook, committed)
+        normalise(notebook)  # what was kept may have stood in a cell of another number
     nbformat.validate(notebook)
+    write_cover(notebook, path.parent)
     result = nbformat.writes(notebook) + "\n"
     if result == text:
         return False
     path.write_text(result, encoding="utf-8")
     return True
+
+
+def write_cover(notebook, folder: Path) -> None:
+    """README's picture is the picture of the cell tagged `cover`, if the notebook has one."""
+    for cell in notebook.cells:
+        if COVER in cell.metadata.get("tags", []):
+            (picture,) = [o.data["image/png"] for o in cell.outputs if "image/png" in o.data]
+            file = folder / "images" / "house_figure.png"
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(base64.b64decode(picture))
 
 
 def _refuse_stderr(notebook, path: Path) -> None:

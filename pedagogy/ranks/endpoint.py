@@ -155,3 +155,8 @@ class Endpoint:
             raise ValueError(f"{name} is {peer}; the ranks of this group are 0 to {self.size - 1}")
         if name == "to" and peer == self.rank:
             raise ValueError(f"rank {peer} sends to itself; a message needs two ranks")
+
+    def _check_sender(self, source: int) -> None:
+        self._check_peer("source", source)
+        if source == self.rank:
+            raise ValueError(f"rank {source} receives from itself; a message needs two ranks")

@@ -36,7 +36,7 @@ class Messages(Endpoint):
 
     def recv(self, source: int) -> torch.Tensor:
         """Receive what rank `source` of the group sent with `send`, as a new tensor."""
-        self._check_peer("source", source)
+        self._check_sender(source)
         needs = self._count_message("recv", source)
         return self._receive(source, needs)
 
@@ -75,7 +75,7 @@ class Messages(Endpoint):
 
     def irecv_(self, buffer: torch.Tensor, source: int) -> Handle:
         """Start `recv_`; `buffer` is filled after the handle's `wait()`."""
-        self._check_peer("source", source)
+        self._check_sender(source)
         wire, peer = self._wire.readable(buffer), self.ranks[source]
         needs = self._count_message("recv", source)
         if not wire.numel():

@@ -82,7 +82,7 @@ def hang_rows(
         if wait is None:
             rows.append((str(rank), "computes", "-", "-", status["line"]))
             continue
-        peers = ", ".join(map(str, wait.peers))
+        peers = ", ".join(map(str, wait.peers)) or "-"
         rows.append(
             (str(rank), wait.kind, peers, f"{status['now'] - wait.start:.1f} s", status["line"])
         )

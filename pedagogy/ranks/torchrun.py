@@ -12,6 +12,7 @@ Clocks differ between machines: each rank's events count from its own return fro
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import io
@@ -74,6 +75,7 @@ def _join(placement: Placement, log: Log, timeout: float) -> Group:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         dist.init_process_group(placement.backend, timeout=datetime.timedelta(seconds=timeout))
+        atexit.register(_leave)
     seed_everything(BASE_SEED + log.rank)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(placement.threads)
@@ -81,6 +83,13 @@ def _join(placement: Placement, log: Log, timeout: float) -> Group:
     log.zero = time.perf_counter()
     ranks = range(dist.get_world_size())
     return Group(dist.group.WORLD, ranks, log, device, staged=placement.staged)
+
+
+def _leave() -> None:
+    """The process group is gone before the process: gloo's threads abort one that ends first."""
+    failed = getattr(sys, "last_value", None) is not None  # then NCCL might wait for the others
+    if dist.is_initialized() and not failed:
+        dist.destroy_process_group()
 
 
 def _gather(result: Any, output: str, group: Group, placement: Placement, log: Log) -> Run:

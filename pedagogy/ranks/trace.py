@@ -78,6 +78,14 @@ class Trace(Sequence[Event]):
             and (name is None or event.name == name)
         )
 
+    def since(self, start: float) -> Trace:
+        """The events that start then or later, on a clock that is 0 at `start`."""
+        return Trace(
+            event._replace(start=event.start - start, end=event.end - start)
+            for event in self
+            if event.start >= start
+        )
+
     def bytes_sent(self, rank: int | None = None, kind: str | None = None) -> int:
         """Bytes handed to the transport, by one rank (or by all) in one kind (or in all)."""
         return sum(event.nbytes for event in self.of(kind=kind, rank=rank))

@@ -33,10 +33,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import torch.distributed
+
 from pedagogy.ranks.trace import Event
 
 PACKAGE = str(Path(__file__).resolve().parents[1])
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+TORCH_DISTRIBUTED = str(Path(torch.distributed.__file__).parent)
 Key = tuple  # ("collective", group) or ("send" | "recv", group, from, to)
 
 
@@ -69,6 +72,7 @@ class Log:
         self.counts: Counter[Key] = Counter()
         self.waits: list[Wait] = []
         self.unsettled: list[Callable[[], Event]] = []  # events whose times a GPU still knows alone
+        self._raw: tuple[tuple, float] | None = None
         self.main_thread = threading.get_ident()
 
     def now(self) -> float:
@@ -80,6 +84,21 @@ class Log:
     ) -> None:
         """Log an event that ends now."""
         self.events.append(Event(self.rank, kind, name, start, self.now(), nbytes, peers))
+
+    def _raw_wait(self) -> Wait | None:
+        """A wait inside torch.distributed itself, called without a `Group`; it has no needs.
+
+        Two answers in a row from the same call are taken for one wait, since the first of them.
+        """
+        frame = sys._current_frames().get(self.main_thread)
+        if frame is None or not frame.f_code.co_filename.startswith(TORCH_DISTRIBUTED):
+            self._raw = None
+            return None
+        call = (id(frame), frame.f_lasti)
+        if self._raw is None or self._raw[0] != call:
+            self._raw = (call, self.now())
+        kind = f"torch.distributed {frame.f_code.co_name}"
+        return Wait(kind, (), self._raw[1], (), False, self.main_thread)
 
     def settle(self) -> None:
         """Fetch the times of spans that ran on a GPU."""
@@ -101,12 +120,13 @@ class Log:
     def status(self) -> dict:
         """A snapshot for the launcher, taken by another thread than the worker's."""
         waits = list(self.waits)
-        wait = waits[0] if waits else None
-        others = threading.active_count() - 2  # the worker's thread and the one that asks
+        wait = waits[0] if waits else self._raw_wait()
+        # The worker's thread and the one that asks; a timer that is pending sends nothing.
+        others = [t for t in threading.enumerate() if not isinstance(t, threading.Timer)][2:]
         return {
             "now": self.now(),
             "wait": wait,
-            "alone": others <= 0 and len(waits) <= 1,  # nobody else in this rank could help
+            "alone": not others and len(waits) <= 1,  # nobody else in this rank could help
             "counts": dict(self.counts),
             "line": worker_line(wait.thread if wait else self.main_thread),
         }

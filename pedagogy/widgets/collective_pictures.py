@@ -1,11 +1,17 @@
-"""A collective's step as a picture: before it, after it, and what each rank has sent."""
+"""A collective as a picture: before and after a step with what was sent, or as a whole."""
 
 from __future__ import annotations
 
 from matplotlib.figure import Figure
 
 from pedagogy.plots.shards import ShardMap, shards_figure
-from pedagogy.widgets.collective_states import Collective, sent_after, states_of
+from pedagogy.widgets.collective_states import (
+    COLLECTIVES,
+    Collective,
+    State,
+    sent_after,
+    states_of,
+)
 
 HEIGHT = 4.6  # inches, for any number of ranks up to 8
 
@@ -27,3 +33,23 @@ def step_figure(collective: Collective, ranks: int, step: int, finding: str) -> 
     total = max(sent_after(collective, ranks, last))
     sent = sent_after(collective, ranks, step)
     return shards_figure(maps, finding, sent=sent, limit=total or None, height=HEIGHT)
+
+
+def results_of(name: str, ranks: int) -> State:
+    """Return what a collective hands to its caller: of a reduce_scatter, the finished sums alone.
+
+    The ring's steps leave partial sums behind, which no rank is given.
+    """
+    end = states_of(COLLECTIVES[name](ranks))[-1]
+    if name != "reduce_scatter":
+        return end
+    nothing: frozenset[int] = frozenset()
+    return [[held if len(held) == ranks else nothing for held in row] for row in end]
+
+
+def whole_figure(name: str, ranks: int) -> Figure:
+    """Return who holds what before and after a collective, whatever way it is done."""
+    plan = COLLECTIVES[name](ranks)
+    maps = [ShardMap(plan.start, f"before {name}"), ShardMap(results_of(name, ranks), "after")]
+    maps = [one._replace(columns=plan.columns, contributions=ranks) for one in maps]
+    return shards_figure(maps, f"{name} on {ranks} ranks: {plan.what}.")

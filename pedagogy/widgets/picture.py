@@ -92,4 +92,4 @@ def static_png(figure: Figure, sentences: list[str]) -> bytes:
         pixels = np.vstack([_pixels(figure), _pixels(caption)])
     stream = io.BytesIO()
     imsave(stream, pixels, format="png", dpi=style.DPI)
-    return stream.getvalue()
+    return style.with_palette(stream.getvalue())

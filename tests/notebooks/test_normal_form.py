@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import warnings
 
@@ -138,3 +139,17 @@ def test_normalising_twice_changes_nothing_more():
     assert notebook.cells[1].outputs[0].text == "ab"
     assert notebook.cells[1].metadata == {}
     assert len({cell.id for cell in notebook.cells}) == 3
+
+
+def test_the_readmes_picture_is_one_that_a_chapter_drew():
+    covers = [
+        output.data["image/png"]
+        for path in chapters()
+        for cell in read(path).cells
+        if "cover" in cell.metadata.get("tags", [])
+        for output in cell.outputs
+        if "image/png" in output.get("data", {})
+    ]
+    (picture,) = covers
+    stored = (chapters()[0].parent / "images" / "house_figure.png").read_bytes()
+    assert base64.b64decode(picture) == stored

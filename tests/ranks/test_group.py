@@ -282,6 +282,7 @@ def test_peers_are_ranks_of_the_group():
         (lambda g: g.broadcast(torch.ones(1), source=2), "source is 2.*0 to 1"),
         (lambda g: g.send(torch.ones(1), g.rank), "sends to itself"),
         (lambda g: g.recv(-1), "source is -1"),
+        (lambda g: g.recv_(torch.ones(1), g.rank), "receives from itself"),
         (lambda g: g.send(torch.ones([1] * 14), 1 - g.rank), "14 dimensions; at most 13"),
     ],
 )

@@ -502,3 +502,20 @@ def test_many_launches_leak_neither_file_nor_process():
         assert launch(worker, 2)[0] == 2
     assert count() <= before
     assert not rank_processes()
+
+
+def test_the_timeout_holds_for_calls_of_torch_distributed_itself():
+    def worker(group):
+        import torch.distributed as dist
+
+        if group.rank == 0:
+            dist.barrier()  # without a Group: nothing is counted
+        else:
+            time.sleep(60)
+
+    begin = time.monotonic()
+    with pytest.raises(HangError, match=r"for more than 1 s \(timeout\)") as caught:
+        launch(worker, 2, timeout=1)
+    assert time.monotonic() - begin < 6
+    assert caught.value.table[0][1].startswith("torch.distributed ")
+    assert "dist.barrier()" in caught.value.table[0][4]

@@ -36,6 +36,12 @@ def test_a_trace_is_sorted_and_filtered():
     assert len(trace[1:]) == 2
 
 
+def test_a_trace_since_a_moment_starts_its_clock_there():
+    later = Trace(EVENTS).since(1.0)
+    assert [(event.start, event.end) for event in later] == [(0.0, 0.5), (1.0, 1.5)]
+    assert [event.nbytes for event in later] == [40, 100]
+
+
 def test_a_trace_opens_in_perfetto(tmp_path):
     """The fields that the trace event format requires: phase, microseconds, process, thread."""
     path = Trace(EVENTS).save_perfetto(tmp_path / "trace.json")

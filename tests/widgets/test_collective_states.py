@@ -4,6 +4,7 @@ import pytest
 
 from pedagogy.collectives.ring import ring_steps
 from pedagogy.costs.communication import ring_all_reduce_bytes
+from pedagogy.widgets.collective_pictures import results_of, whole_figure
 from pedagogy.widgets.collective_states import (
     COLLECTIVES,
     after,
@@ -95,4 +96,25 @@ def test_all_moves_of_a_step_leave_before_any_lands():
     assert after(plan.start, plan.steps[0]) == [
         [frozenset({0}), frozenset({1})],
         [frozenset({0}), frozenset({1})],
+    ]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_caller_is_given_what_the_definition_says_and_no_partial_sums(collective, ranks):
+    given = [[set(cell) for cell in row] for row in results_of(collective, ranks)]
+    expected = wanted(collective, ranks)
+    if isinstance(expected, dict):
+        columns = range(ranks)
+        expected = [[expected.get((r, c), set()) for c in columns] for r in columns]
+    assert given == expected
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_the_picture_of_a_whole_collective_says_what_it_does(collective):
+    figure = whole_figure(collective, 4)
+    assert figure.get_label() == f"{collective} on 4 ranks: {COLLECTIVES[collective](4).what}."
+    assert [ax.get_title("left") or ax.get_title() for ax in figure.axes] == [
+        f"before {collective}",
+        "after",
     ]
