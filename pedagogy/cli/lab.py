@@ -1,6 +1,7 @@
 """`pedagogy lab`: the reader works in a folder of their own, and what they write is never lost.
 
-The chapters are copied into the folder, and a small manifest beside them remembers what was copied.
+The chapters are copied into the folder without their outputs, which hold the answers to what the
+reader is asked to predict. A small manifest beside them remembers what was copied.
 A chapter that still is what was copied follows the package when that is upgraded; one that the
 reader has changed, by running or editing it, is left alone. The folder ignores itself in git, so a
 checkout stays clean whatever is run in it.
@@ -26,7 +27,9 @@ MANIFEST = ".pedagogy.json"
 
 
 def copy_chapters(folder: Path) -> list[str]:
-    """The folder holds every chapter, none that the reader changed was touched; what was done.
+    """The folder holds every chapter, unexecuted; none that the reader changed was touched.
+
+    Returns: the lines that say what was done.
 
     Raises: CommandError if `folder` cannot be written, or is the chapters' own folder.
     """
@@ -70,11 +73,12 @@ def _copy_all(source: Path, folder: Path) -> list[str]:
         name = original.relative_to(source).as_posix()
         if any(part.startswith(".") for part in Path(name).parts):
             continue
-        new, target = original.read_bytes(), folder / name
+        shipped, target = original.read_bytes(), folder / name
+        new = without_outputs(shipped) if original.suffix == ".ipynb" else shipped
         present = _digest(target.read_bytes()) if target.exists() else None
         if present == _digest(new):
             manifest[name] = present
-        elif present is None or present == manifest.get(name):
+        elif present in (None, manifest.get(name), _digest(shipped)):  # the last: with outputs
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(new)
             manifest[name] = _digest(new)
@@ -85,6 +89,15 @@ def _copy_all(source: Path, folder: Path) -> list[str]:
     lines = [f"{folder}: {len(copied)} files copied"] if copied else []
     lines += [f"{name}: you changed it, so it was left as it is" for name in kept]
     return lines
+
+
+def without_outputs(notebook: bytes) -> bytes:
+    """The same notebook, as if no cell of it had ever run."""
+    content = json.loads(notebook)
+    for cell in content["cells"]:
+        if cell["cell_type"] == "code":
+            cell.update(outputs=[], execution_count=None)
+    return (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode()
 
 
 def _digest(content: bytes) -> str:

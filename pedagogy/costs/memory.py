@@ -20,6 +20,7 @@ every tensor that autograd keeps of `pedagogy.workloads.GPT` without dropout; a 
 sum with the memory meter, byte for byte. It has the shape of the formula of Korthikanti et al.
 2022, (34 s b h + 5 a s^2 b) bytes a layer in 16 bit: 32 of its 34 are our 16 s b h elements at 2
 bytes, the other 2 are dropout masks; of its 5 a s^2 b, 2 are our probabilities and 3 are dropout's.
+Fused attention (FlashAttention, scaled_dot_product_attention) stores no probabilities: no a s^2 b.
 
 Units: bytes. GB is 10^9 bytes.
 """
@@ -114,13 +115,13 @@ def gpt_activation_terms(
     `bytes_per_element=2` is an estimate for 16 bit, where statistics stay fp32.
     """
     tokens = sequence * batch
-    states = tokens * hidden
+    hidden_states = tokens * hidden
     elements = {
-        "norms": layers * (2 * states + 4 * tokens),
-        "attention": layers * 5 * states,
+        "norms": layers * (2 * hidden_states + 4 * tokens),
+        "attention": layers * 5 * hidden_states,
         "probabilities": layers * heads * sequence * tokens,
-        "feed_forward": layers * 9 * states,
-        "output": 2 * states + 2 * tokens + tokens * vocabulary + 2,
+        "feed_forward": layers * 9 * hidden_states,
+        "output": 2 * hidden_states + 2 * tokens + tokens * vocabulary + 2,
     }
     return {name: count * bytes_per_element for name, count in elements.items()}
 
@@ -142,6 +143,36 @@ def gpt_activation_bytes(
         layers, hidden, heads, sequence, batch, vocabulary, bytes_per_element
     )
     return sum(terms.values())
+
+
+def gpt_peak_bytes(
+    layers: int,
+    hidden: int,
+    heads: int,
+    sequence: int,
+    batch: int,
+    vocabulary: int = 256,
+    precision: str = "fp32",
+    optimizer: str = "adam",
+) -> dict[str, int]:
+    """Bytes by kind at the peak of a step of our GPT, from the second step on.
+
+    A step has two high moments, and the higher one is the peak:
+
+    * the start of backward: all activations and two tensors of s b V (the gradients of the
+      log-probabilities and of the logits), and no gradient of a parameter yet;
+    * the update: all gradients, and no activations.
+
+    Left out: buffers, step counters, and the scratch space of one operation or of one tensor's
+    update. The first moment is exact where no operation makes more scratch than those 2 s b V.
+    """
+    held = model_states(gpt_parameters(layers, hidden, vocabulary, sequence), precision, optimizer)
+    size = 4 if precision == "fp32" else 2
+    kept = gpt_activation_bytes(layers, hidden, heads, sequence, batch, vocabulary, size)
+    kept += 2 * size * sequence * batch * vocabulary
+    if kept > held["gradients"]:
+        return {**held, "gradients": 0, "activations": kept}
+    return {**held, "activations": 0}
 
 
 def gpt_buffer_bytes(layers: int, sequence: int) -> int:

@@ -9,9 +9,11 @@ with measured bytes; this table is their summary.
 
 How to read it
 --------------
-Each entry says what happens to one device, at the same number of sequences on that device, when
-the technique is switched on and nothing else changes: "less", "same", "more", or "moved" (to host
-memory). `seconds` is the time for a given number of sequences on all devices together. `exact` is
+Each entry says what happens to one device when the technique is switched on and nothing else
+changes: "less", "same", "more", or "moved" (to host memory). Memory is compared at the same number
+of sequences on that device; `seconds` is the time for a given number of sequences on all devices
+together. Where devices differ, the fullest one counts: PipeDream's first stage keeps as many weight
+versions, and as many micro-batches in flight, as there are stages, and saves neither. `exact` is
 "yes" where the result equals one process's, "rounding" where only rounding differs, "another
 update" where the rule of the update is another one, and "another model" where the model is.
 """
@@ -89,7 +91,7 @@ TECHNIQUES = (
     ),
     _row(
         *("02b", "PipeDream", MANY_RANKS, "the layers, without flush"),
-        *("less less less less less", "another update", "weight versions"),
+        *("same less less same less", "another update", "weight versions"),
     ),
     _row(
         *("03", "tensor parallelism", MANY_RANKS, "inside an operation"),
@@ -105,6 +107,6 @@ TECHNIQUES = (
     ),
     _row(
         *("11", "ZeRO", MANY_RANKS, "the states, over ranks"),
-        *("less less less same same", "yes", "gathers when needed"),
+        *("less less less same less", "yes", "gathers when needed"),
     ),
 )

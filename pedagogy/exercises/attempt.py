@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import dis
 import inspect
 import linecache
 import re
@@ -24,11 +25,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from pedagogy.exercises.compare import difference
+from pedagogy.exercises.compare import difference, shortened
 
 HERE_SECONDS = 10.0
 WAIT_SECONDS = 5.0  # the longest wait of one communication, in an exercise on ranks
 RANK_SECONDS = 30.0  # the longest run of all cases on a rank
+RANK_CHARACTERS = 400  # the most that is told of an error on a rank
 
 
 class TimeIsOver(BaseException):
@@ -65,6 +67,18 @@ def attempt(
 def arguments_of(case: Any, rank: int = 0) -> tuple:
     """A fresh copy of a case's arguments: a tuple, or a function of the rank that makes one."""
     return case(rank) if callable(case) else copy.deepcopy(case)
+
+
+def has_no_body(function: Callable) -> bool:
+    """Whether the function's code does nothing but return None: a stub that nobody has filled."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return False
+    nothing = ("RESUME", "NOP", "COPY_FREE_VARS")
+    steps = [(one.opname, one.argval) for one in dis.get_instructions(code)]
+    steps = [step for step in steps if step[0] not in nothing]
+    # Python 3.12 and 3.13 have one instruction for both
+    return steps in ([("LOAD_CONST", None), ("RETURN_VALUE", None)], [("RETURN_CONST", None)])
 
 
 def _attempt_here(function: Callable, cases: Sequence, observe: Callable | None) -> Outcome:
@@ -204,9 +218,15 @@ def _hang_text(error: Any) -> str:
 
 
 def _rank_text(error: Any, function: Callable) -> str:
-    """A RankError's first line, with the line of the learner's own code where there is one."""
-    first = str(error).splitlines()[0]
+    """What a RankError says in one line, with the line of the learner's own code if there is one.
+
+    An error of several lines, such as a ValueError with a line for each rank, is joined.
+    """
+    message = str(error).split("\n\n", 1)[0].split("\n(the other ranks", 1)[0]
+    head, *rows = [line.strip() for line in message.splitlines()]
+    text = f"{head} {'; '.join(rows)}" if rows else head
+    text = shortened(text, RANK_CHARACTERS)
     code = getattr(function, "__code__", None)
     name = re.escape(code.co_name) if code is not None else "unknown"
     own = re.findall(rf"line (\d+), in {name}\n\s*(.+)", str(error))
-    return f"{first} (line {own[-1][0]}: `{own[-1][1].strip()}`)" if own else first
+    return f"{text} (line {own[-1][0]}: `{own[-1][1].strip()}`)" if own else text

@@ -87,6 +87,27 @@ def _step_each_time(model, optimizer, microbatches):
     return mean
 
 
+def _last_loss(model, optimizer, microbatches):
+    optimizer.zero_grad()
+    for inputs, targets in microbatches:
+        loss = model.loss(inputs, targets)
+        (loss / len(microbatches)).backward()
+    optimizer.step()
+    return loss.item()
+
+
+def _last_part(model, optimizer, microbatches):
+    return _last_loss(model, optimizer, microbatches) / len(microbatches)
+
+
+def _divided_twice(model, optimizer, microbatches):
+    return training_step(model, optimizer, microbatches) / len(microbatches)
+
+
+def _no_return(model, optimizer, microbatches):
+    training_step(model, optimizer, microbatches)
+
+
 def _step_arguments(seed: int, adam: bool):
     """A case: a tiny GPT, its optimizer, and three steps of two micro-batches."""
 
@@ -116,6 +137,7 @@ STEP = Exercise(
     chapter="00a",
     reference=training_step,
     cases=[_step_arguments(seed=1, adam=False), _step_arguments(seed=2, adam=True)],
+    labels=["three steps with SGD and momentum", "three steps with Adam"],
     observe=_three_steps,
     tolerance=1e-4,
     mistakes=[
@@ -149,6 +171,21 @@ STEP = Exercise(
             "step() runs once for each micro-batch: these are small updates one after the other, "
             "not one update from all of them.",
         ),
+        (
+            _last_loss,
+            "The update is right; the loss returned is the last micro-batch's. Add them up.",
+        ),
+        (
+            _last_part,
+            "The update is right; the loss returned is the last micro-batch's share of the mean. "
+            "Add the shares up.",
+        ),
+        (
+            _divided_twice,
+            "The update is right; the loss returned is divided by the number of micro-batches "
+            "twice.",
+        ),
+        (_no_return, "The update is right, and nothing is returned: the mean loss is asked for."),
     ],
     hints=[
         "zero_grad() once, then a loop, then step() once.",
@@ -164,6 +201,8 @@ GRADIENT_PHASE = Prediction(
     key="backward",
     mistakes=[
         ("forward", "forward leaves the activations that backward will need, and no gradient."),
+        ("loss", "the loss is the last of forward's numbers; nothing has gone backwards yet."),
+        ("average", "only what is there can be averaged: backward has made it."),
         ("step", "step() only reads .grad; if nothing is there it leaves the weight as it is."),
     ],
     because="Forward keeps activations; backward turns them into gradients.",

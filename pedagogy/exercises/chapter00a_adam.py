@@ -57,6 +57,17 @@ def _corrected_in_memory(weight, gradient, m, v, step, lr=1e-3, beta1=0.9, beta2
     return weight, m / (1 - beta1**step), v / (1 - beta2**step)
 
 
+def _no_root(weight, gradient, m, v, step, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    m, v = _moments(gradient, m, v, beta1, beta2)
+    return weight - lr * m / (1 - beta1**step) / (v / (1 - beta2**step) + eps), m, v
+
+
+def _no_square(weight, gradient, m, v, step, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8):
+    m, v = beta1 * m + (1 - beta1) * gradient, beta2 * v + (1 - beta2) * gradient
+    m_hat, v_hat = m / (1 - beta1**step), v / (1 - beta2**step)
+    return weight - lr * m_hat / (v_hat.sqrt() + eps), m, v
+
+
 def _adam_cases() -> list[tuple]:
     draw = torch.Generator().manual_seed(0)
     weight, gradient, m = torch.randn(3, 2, 3, generator=draw)
@@ -75,6 +86,7 @@ ADAM = Exercise(
     chapter="00a",
     reference=adam_step,
     cases=_adam_cases(),
+    labels=["first update, m = v = 0", "third update", "seventh update, other betas, large eps"],
     mistakes=[
         (
             _uncorrected,
@@ -92,6 +104,15 @@ ADAM = Exercise(
             "The corrected moments are returned. Only this update uses m_hat and v_hat; what is "
             "kept for the next step is m and v.",
         ),
+        (
+            _no_root,
+            "The root is missing: v is a mean of squares, so the weight moves by sqrt(v_hat)'s "
+            "measure, not by v_hat's.",
+        ),
+        (
+            _no_square,
+            "v takes in the gradient, not its square; where that is negative it has no root.",
+        ),
     ],
     hints=[
         "m is a running mean of the gradient, v of its square: m = beta1 m + (1 - beta1) g.",
@@ -103,11 +124,13 @@ ADAM = Exercise(
 FIRST_ADAM_STEP = Prediction(
     name="first_adam_step",
     chapter="00a",
-    question="lr is 0.001 and the first gradient 1000: how far does Adam move the weight?",
+    question="lr is 0.001 and the first gradient 1000: by which distance does Adam move the "
+    "weight?",
     key=lambda: _first_move(1000.0, 0.001),
     tolerance=1e-5,
     mistakes=[
         (1.0, "lr times gradient is SGD. Adam divides by the size of the gradient."),
+        (-0.001, "that is its direction as well; the distance is 0.001."),
         (1e-6, "the gradient's size cancels: it stands above and below."),
     ],
     because="m_hat / sqrt(v_hat) is g / |g| at the first step, whatever the gradient.",

@@ -68,6 +68,16 @@ def _input_too(module, x):
     return sum(s.nbytes() for address, s in storages.items() if address not in known)
 
 
+def _buffers_too(module, x):
+    known = {_address(t) for t in (*module.parameters(), x)}
+    storages = {_address(t): t.untyped_storage() for t in _saved_tensors(module, x)}
+    return sum(s.nbytes() for address, s in storages.items() if address not in known)
+
+
+def _every_note(module, x):
+    return sum(t.nbytes for t in _saved_tensors(module, x))
+
+
 def _view_not_storage(module, x):
     known = {_address(t) for t in (*module.parameters(), *module.buffers(), x)}
     tensors = {_address(t): t for t in _saved_tensors(module, x)}
@@ -117,6 +127,7 @@ SAVED = Exercise(
         _saved_case(lambda: Gated(4), 2, 4),
         _saved_case(_block, 2, 6, 8),
     ],
+    labels=["two layers and GELU", "three layers", "a gate of two halves", "a block of the GPT"],
     mistakes=[
         (
             _each_tensor,
@@ -127,6 +138,15 @@ SAVED = Exercise(
             _weights_too,
             "The weights are counted: a linear layer notes its weight for backward, but nobody "
             "made a copy; those bytes were there before.",
+        ),
+        (
+            _every_note,
+            "This is the sum over all notes of autograd: weights and input, which were there "
+            "before, are in it, and one storage may be noted twice. Count storages, new ones only.",
+        ),
+        (
+            _buffers_too,
+            "A buffer is counted: the causal mask is saved for backward, and was there before.",
         ),
         (_input_too, "The input x is counted, and it was there before forward."),
         (
@@ -159,6 +179,7 @@ LINEAR_FLOPS = Prediction(
     mistakes=[
         (120, "that is forward alone: 2 for each of 12 weights and 5 tokens."),
         (240, "backward makes two products: the gradient of the weight and that of the input."),
+        (60, "those are the meetings of 12 weights and 5 tokens: each is 2 FLOPs, three times."),
         (180, "a multiply and an add are two FLOPs."),
     ],
     because="6 for each parameter and token: 2 in forward, 4 in backward.",

@@ -58,6 +58,23 @@ def _with_buffers(module, optimizer):
     return {**held, "parameters": held["parameters"] + sum(b.nbytes for b in module.buffers())}
 
 
+def _gradients_to_come(module, optimizer):
+    trained = [p for p in module.parameters() if p.requires_grad]
+    return {**states_by_kind(module, optimizer), "gradients": sum(p.nbytes for p in trained)}
+
+
+def _state_dict(module, optimizer):
+    named = module.state_dict()
+    held = states_by_kind(module, optimizer)
+    return {**held, "parameters": sum(tensor.nbytes for tensor in named.values())}
+
+
+def _adam_only(module, optimizer):
+    moments = [s[name] for s in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    held = states_by_kind(module, optimizer)
+    return {**held, "optimizer_state": sum(tensor.nbytes for tensor in moments)}
+
+
 def _states_case(make, optimizer_class, steps: int, **options):
     """A case: a module and an optimizer after so many steps on a loss that touches all weights."""
 
@@ -95,6 +112,12 @@ STATES = Exercise(
         _states_case(_frozen_body, torch.optim.Adam, steps=2),
         _states_case(lambda: nn.Linear(5, 3).bfloat16(), torch.optim.SGD, steps=1, momentum=0.9),
     ],
+    labels=[
+        "tied GPT, after a step of Adam",
+        "tied GPT, before the first step",
+        "frozen layer and BatchNorm, after two steps",
+        "bfloat16, after a step with momentum",
+    ],
     mistakes=[
         (
             _tied_twice,
@@ -113,6 +136,21 @@ STATES = Exercise(
         (
             _without_counters,
             "Adam's state also has a step counter for each tensor, a tensor of 4 bytes.",
+        ),
+        (
+            _gradients_to_come,
+            "This is what the gradients will weigh. Asked is what is there now: p.grad is None "
+            "before the first backward.",
+        ),
+        (
+            _state_dict,
+            "state_dict() has one entry for each name: a tied weight comes twice, and buffers "
+            "stand among the parameters.",
+        ),
+        (
+            _adam_only,
+            "Only Adam calls its state exp_avg and exp_avg_sq; other optimizers keep other things "
+            "under other names. Take every tensor that is there.",
         ),
         (_with_buffers, "Buffers are counted as parameters: they have no gradient and no moments."),
     ],
@@ -148,6 +186,14 @@ SECOND_PEAK = Prediction(
     mistakes=[
         (0, "the first step() makes the moments, and they never leave again."),
         (lambda: _moment_bytes(1), "Adam keeps two numbers for each parameter, not one."),
+        (
+            lambda: _moment_bytes(4),
+            "those are all model states; asked is what the second step adds.",
+        ),
+        (
+            lambda: _moment_bytes(1) // 4,
+            "that is the number of parameters; asked are bytes, of two numbers for each.",
+        ),
         (lambda: _moment_bytes(3), "the gradients were there in both steps."),
     ],
     because="Two fp32 moments a parameter, and a step counter of 4 bytes a tensor.",

@@ -6,26 +6,14 @@ the predictions in `chapter00b_predictions`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from pedagogy.exercises.attempt import Outcome
-from pedagogy.exercises.engine import Exercise, bytes_sent_at_most
+from pedagogy.exercises.engine import Exercise, bytes_sent_at_most, messages_only
 from pedagogy.exercises.registry import register
 from pedagogy.ranks import Group
 
 RANKS = 4
-
-
-def messages_only(function: Callable, outcome: Outcome) -> str | None:
-    """A target: the trace holds sends and receives, and no finished collective."""
-    others = sorted({event.kind for event in outcome.trace} - {"send", "recv"})
-    if not others:
-        return None
-    return f"it calls {', '.join(others)}, and messages alone (exchange, send, recv) are asked for"
-
 
 # --- all_gather ------------------------------------------------------------------------------
 
@@ -77,6 +65,14 @@ def _ready_made_gather(group, x):
     return group.all_gather(x)
 
 
+def _all_send_first(group, x):
+    others = [other for other in range(group.size) if other != group.rank]
+    for other in others:
+        group.send(x, other)
+    parts = {group.rank: x.clone(), **{other: group.recv(other) for other in others}}
+    return [parts[rank] for rank in range(group.size)]
+
+
 GATHER_AROUND = Exercise(
     name="gather_around",
     title="An all_gather made of messages",
@@ -103,6 +99,11 @@ GATHER_AROUND = Exercise(
             _always_its_own,
             "Each rank sends its own tensor again and again: after the first step, pass on what "
             "arrived in the step before.",
+        ),
+        (
+            _all_send_first,
+            "Every rank sends first, and a send ends when its receiver takes the message: "
+            "group.exchange sends and receives at the same time.",
         ),
         (_own_place_empty, "The rank's own tensor is missing from its list."),
         (_ready_made_gather, "This is the collective itself: build it from messages."),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pedagogy.exercises.attempt import Outcome
-from pedagogy.exercises.engine import Exercise
+from pedagogy.exercises.engine import Exercise, messages_only
 from pedagogy.exercises.registry import register
 from pedagogy.ranks import Group
 
@@ -58,6 +58,22 @@ def _own_tensor(group, x):
     return x
 
 
+def _passes_on_what_it_received(group, x):
+    right, left = (group.rank + 1) % group.size, (group.rank - 1) % group.size
+    if group.rank == 0:
+        group.send(x, right)
+        return group.recv(left)
+    received = group.recv(left)
+    group.send(received, right)
+    return received
+
+
+def _ready_made_pass(group, x):
+    parts = [x[..., :0].clone() for _ in range(group.size)]
+    parts[(group.rank + 1) % group.size] = x
+    return group.all_to_all(parts)[(group.rank - 1) % group.size]
+
+
 RING_PASS = Exercise(
     name="ring_pass",
     title="Pass a tensor around",
@@ -68,6 +84,7 @@ RING_PASS = Exercise(
         lambda rank: (torch.arange(rank + 1.0).view(1, -1),),  # another shape on each rank
     ],
     ranks=4,
+    targets=[messages_only],
     mistakes=[
         (
             _all_receive_first,
@@ -82,6 +99,12 @@ RING_PASS = Exercise(
         (_the_other_way_around, "This is the right neighbour's tensor: send to rank + 1."),
         (_line, "The circle is open: the last rank sends to rank 0, so count modulo the size."),
         (_own_tensor, "Each rank gives back what it sent instead of what it received."),
+        (
+            _passes_on_what_it_received,
+            "Every rank hands on what it received, so rank 0's tensor goes all the way around: "
+            "send your own.",
+        ),
+        (_ready_made_pass, "A collective does the work here: one send and one recv are enough."),
     ],
     hints=[
         "The neighbours are (rank + 1) % size and (rank - 1) % size.",
@@ -134,6 +157,10 @@ def _always_from_rank_0(group, x, source=0):
     return tree_broadcast(group, x, 0)
 
 
+def _ready_made_broadcast(group, x, source=0):
+    return group.broadcast(x, source)
+
+
 def _case(length: int, source: int) -> Callable[[int], tuple]:
     """A case whose tensor no other case is as long as, so that the trace tells them apart."""
     return lambda rank: (torch.arange(float(length)) + 100 * rank, source)
@@ -143,9 +170,14 @@ LENGTHS = (5, 7)
 
 
 def few_messages(function: Callable, outcome: Outcome) -> str | None:
-    """A target: no rank sends more than ceil(log2 N) messages, nor waits for more hops."""
+    """A target: no rank sends more than ceil(log2 N) messages, nor waits for more hops.
+
+    A tensor that all but the source lack takes N - 1 messages; fewer were not seen by the trace.
+    """
     for length in LENGTHS:
         sends = [e for e in outcome.trace.of("send") if e.nbytes == 4 * length]
+        if len(sends) < TREE_RANKS - 1:
+            return f"the trace holds {len(sends)} messages with the tensor, and 5 ranks need it"
         parents = {event.peers[0]: event.rank for event in sends}
         most = max((sum(e.rank == rank for e in sends) for rank in range(TREE_RANKS)), default=0)
         if most > TREE_DEPTH:
@@ -171,7 +203,7 @@ TREE_BROADCAST = Exercise(
     reference=tree_broadcast,
     cases=[_case(LENGTHS[0], 0), _case(LENGTHS[1], 4)],
     ranks=TREE_RANKS,
-    targets=[few_messages],
+    targets=[messages_only, few_messages],
     mistakes=[
         (
             _source_sends_to_all,
@@ -184,6 +216,7 @@ TREE_BROADCAST = Exercise(
             "Let every holder send in every round.",
         ),
         (_always_from_rank_0, "This broadcasts rank 0's tensor: count the places from `source`."),
+        (_ready_made_broadcast, "This is the collective itself: build it from send and recv."),
     ],
     hints=[
         "After round k, 2^k ranks hold the tensor: 1, 2, 4, then all 6.",

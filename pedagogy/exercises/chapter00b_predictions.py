@@ -51,7 +51,7 @@ GATHER = Prediction(
     name="gathered_bytes",
     chapter="00b",
     question="all_gather of 1,000,000 bytes on each of 4 ranks: how many does each of them send?",
-    key=lambda: bus_bandwidth_factor("all_gather", 4) * 4 * 1_000_000,
+    key=lambda: round(bus_bandwidth_factor("all_gather", 4) * 4 * 1_000_000),
     unit="bytes",
     mistakes=[
         (1_000_000, "then its tensor reaches one rank, and three others need it."),
@@ -65,24 +65,27 @@ GATHER = Prediction(
 CROSSED = Prediction(
     name="messages_that_arrive",
     chapter="00b",
-    question="Two ranks both call recv first, then send: how many messages arrive?",
+    question="Two ranks both send one float first, then call recv: how many messages arrive?",
     key=0,
     unit="messages",
     mistakes=[
-        (1, "neither send is reached: each stands behind a recv that waits."),
-        (2, "both sends stand behind a recv that waits for the other's send."),
+        (1, "both ranks do the same, so either both messages arrive or none does."),
+        (2, "this needs somebody who keeps a message nobody has asked for yet; gloo does not."),
     ],
-    because="Each waits for a message that the other would send afterwards.",
+    because="Each send waits until the other rank receives, and neither gets that far.",
 )
 
 STRIDED = Prediction(
     name="strided_sum",
     chapter="00b",
-    question="gloo adds up a strided column [v, v], v = 1 and 2, on two ranks: what has rank 0?",
+    question="gloo adds up the two numbers in memory from a column's first on, and writes the sums "
+    "back there. The columns are [1, 1] and [2, 2]: what does rank 0's column show afterwards?",
     key=_strided_sum,
     mistakes=[
         ([3.0, 3.0], "that is the right sum; gloo reads the memory behind the column."),
         ([3.0, 2.0], "that is what rank 1 has: its own 2 stays in the second place."),
+        ([3.0, 0.0], "that is what lies in memory; the column shows only the first of the two."),
+        ([1.0, 1.0], "the first number is in the column and in memory, and is replaced."),
     ],
     because="The second element is the rank's own: it was neither sent nor written.",
 )

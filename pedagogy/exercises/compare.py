@@ -14,14 +14,47 @@ from typing import Any
 import numpy as np
 import torch
 
+Found = tuple[tuple[str, ...], str]  # the place of a difference, and what differs
+
 
 def difference(got: Any, want: Any, tolerance: float) -> str | None:
     """None if `got` answers `want`, else the first difference in one line.
 
     Numbers and tensors agree when |got - want| <= tolerance * max(1, |want|). Lists and tuples
     count as the same kind, and so do a number and a tensor with one element and no dimension.
+    Inside lists and dicts the place comes first: "losses, element 2: it is 3, and ...".
     """
+    found = _find(got, want, tolerance)
+    if found is None:
+        return None
+    path, text = found
+    return f"{shortened(', '.join(path), 80)}: {text}" if path else text
+
+
+def _find(got: Any, want: Any, tolerance: float) -> Found | None:
+    """The place of the first difference and what it is; the place is empty outside containers."""
     got, want = _plain(got), _plain(want)
+    if isinstance(want, dict) and isinstance(got, dict) and got.keys() == want.keys():
+        pairs = [(_key(key), got[key], want[key]) for key in want]
+        return _first_inside(pairs, tolerance)
+    if _is_list(want) and _is_list(got) and len(got) == len(want):
+        both = zip(got, want, strict=True)
+        pairs = [(f"element {index}", one, other) for index, (one, other) in enumerate(both)]
+        return _first_inside(pairs, tolerance)
+    text = _difference_here(got, want, tolerance)
+    return None if text is None else ((), text)
+
+
+def _first_inside(pairs: list[tuple[str, Any, Any]], tolerance: float) -> Found | None:
+    for place, one, other in pairs:
+        found = _find(one, other, tolerance)
+        if found:
+            return (place, *found[0]), found[1]
+    return None
+
+
+def _difference_here(got: Any, want: Any, tolerance: float) -> str | None:
+    """The difference between two values that are no containers of the same keys or length."""
     if isinstance(want, torch.Tensor):
         return _tensor_difference(got, want, tolerance)
     if isinstance(want, bool) or want is None or isinstance(want, str):
@@ -29,14 +62,14 @@ def difference(got: Any, want: Any, tolerance: float) -> str | None:
     if isinstance(want, numbers.Number):
         return _number_difference(got, want, tolerance)
     if isinstance(want, dict):
-        return _dict_difference(got, want, tolerance)
-    if isinstance(want, (list, tuple)):
-        return _list_difference(got, want, tolerance)
+        return _dict_difference(got, want)
+    if _is_list(want):
+        return _list_difference(got, want)
     return None if got == want else _unequal(got, want)
 
 
 def brief(value: Any) -> str:
-    """The value in at most about 60 characters."""
+    """The value in at most about 60 characters; of an object that needs more, its class."""
     value = _plain(value)
     if isinstance(value, torch.Tensor):
         if value.numel() > 6:
@@ -47,10 +80,18 @@ def brief(value: Any) -> str:
     if isinstance(value, (list, tuple)) and len(value) <= 6:
         inside = ", ".join(brief(one) for one in value)
         text = f"[{inside}]" if isinstance(value, list) else f"({inside})"
+    elif isinstance(value, (str, bytes, dict, list, tuple, set, numbers.Number)):
+        text = repr(value)
     else:
         text = repr(value)
-    text = " ".join(text.split())
-    return text if len(text) <= 60 else text[:57] + "..."
+        if len(text) > 60 or "\n" in text:
+            text = _kind(value)
+    return shortened(" ".join(text.split()), 60)
+
+
+def shortened(text: str, length: int) -> str:
+    """The text, cut to `length` characters."""
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def _plain(value: Any) -> Any:
@@ -65,8 +106,17 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _key(key: Any) -> str:
+    return key if isinstance(key, str) and key else f"key {brief(key)}"
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
+
+
 def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
 
 
 def _unequal(got: Any, want: Any) -> str:
@@ -116,29 +166,17 @@ def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | 
     )
 
 
-def _list_difference(got: Any, want: Any, tolerance: float) -> str | None:
-    if not isinstance(got, (list, tuple)):
+def _list_difference(got: Any, want: Any) -> str:
+    if not _is_list(got):
         return f"it is {_kind(got)}, and a list of {len(want)} was expected"
-    if len(got) != len(want):
-        return f"it has {len(got)} elements, and {len(want)} were expected"
-    for index, (one, other) in enumerate(zip(got, want, strict=True)):
-        found = difference(one, other, tolerance)
-        if found:
-            return f"element {index}: {found}"
-    return None
+    return f"it has {len(got)} elements, and {len(want)} were expected"
 
 
-def _dict_difference(got: Any, want: dict, tolerance: float) -> str | None:
+def _dict_difference(got: Any, want: dict) -> str:
     if not isinstance(got, dict):
         return f"it is {_kind(got)}, and a dict with {len(want)} keys was expected"
-    if got.keys() != want.keys():
-        missing = [brief(key) for key in want if key not in got]
-        extra = [brief(key) for key in got if key not in want]
-        parts = [f"lacks {', '.join(missing)}"] if missing else []
-        parts += [f"has {', '.join(extra)} too many"] if extra else []
-        return f"the dict {' and '.join(parts)}"
-    for key in want:
-        found = difference(got[key], want[key], tolerance)
-        if found:
-            return f"key {brief(key)}: {found}"
-    return None
+    missing = [brief(key) for key in want if key not in got]
+    extra = [brief(key) for key in got if key not in want]
+    parts = [f"lacks {shortened(', '.join(missing), 80)}"] if missing else []
+    parts += [f"has {shortened(', '.join(extra), 80)} too many"] if extra else []
+    return f"the dict {' and '.join(parts)}"

@@ -10,7 +10,7 @@ numbers, the same error, the same dead-lock, the same target missed), its senten
 
     [1] blank       every case gives None, or NotImplementedError    -> not attempted yet
     [2] the same    as the reference, and within the targets         -> correct
-    [3] a mistake's outcome                                          -> what differs, and why
+    [3] a mistake's outcome                                          -> why, and what differs
     [4] anything else                                                -> what differs
 
 What it costs: the mistakes run only after a wrong answer, and each of them once per session.
@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pedagogy.exercises.attempt import Outcome, arguments_of, attempt
-from pedagogy.exercises.compare import brief, difference
+from pedagogy.exercises.attempt import Outcome, arguments_of, attempt, has_no_body
+from pedagogy.exercises.compare import brief, difference, shortened
 from pedagogy.exercises.registry import find
 
 NOT_ATTEMPTED = "not attempted yet"
@@ -36,8 +36,9 @@ class Exercise:
     """A function to write.
 
     `name` is the stub's. A case is a tuple of arguments, or a function of the rank that makes one
-    (needed for modules and for arguments that differ by rank). With `ranks`, the function is called
-    as `function(group, *arguments)` on that many ranks. `observe(function, *arguments)` makes the
+    (needed for modules and for arguments that differ by rank). `labels`, a few words for each case,
+    stand for its arguments in what `check` says. With `ranks`, the function is called as
+    `function(group, *arguments)` on that many ranks. `observe(function, *arguments)` makes the
     call itself and returns what is compared: for functions that change something in place.
     `mistakes` are pairs of a function and the sentence that explains it. A target is a function of
     (function, outcome) that returns a complaint or None. Numbers agree within
@@ -55,6 +56,14 @@ class Exercise:
     targets: Sequence[Callable[[Callable, Outcome], str | None]] = ()
     tolerance: float = 1e-5
     observe: Callable | None = None
+    labels: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.labels and len(self.labels) != len(self.cases):
+            raise ValueError(
+                f"{self.name} has {len(self.cases)} cases and {len(self.labels)} labels; "
+                "give each case a label, or none"
+            )
 
 
 @dataclass(frozen=True)
@@ -119,12 +128,14 @@ def explain(exercise: Exercise, function: Callable) -> str:
         if key not in _known_verdicts:
             _known_verdicts[key] = judge(exercise, mistake)
         if _same(verdict, _known_verdicts[key], exercise.tolerance):
-            return f"not yet. {_sentence(verdict.detail)} {why}"
+            return f"not yet. {why} {_sentence(verdict.detail)}"
     return f"not yet. {_sentence(verdict.detail)}"
 
 
 def judge(exercise: Exercise, function: Callable) -> Verdict:
     """What this function does, beside what the reference does."""
+    if has_no_body(function):  # seen without starting any rank
+        return Verdict("blank", "", Outcome("value"))
     wanted = _reference_outcome(exercise)
     outcome = _outcome(exercise, function)
     if _is_blank(exercise, outcome):
@@ -152,6 +163,17 @@ def bytes_sent_at_most(limit: int) -> Callable[[Callable, Outcome], str | None]:
         return f"a rank sends {sent:,} bytes, and {limit:,} are enough"
 
     return target
+
+
+def messages_only(function: Callable, outcome: Outcome) -> str | None:
+    """A target for exercises on ranks: the trace holds sends and receives, and nothing else."""
+    others = sorted({event.kind for event in outcome.trace} - {"send", "recv"})
+    if not others:
+        return None
+    return (
+        f"it uses the collective {', '.join(others)}; write it with messages alone (send, recv "
+        "and exchange)"
+    )
 
 
 def _find_or_say(name: str | Callable) -> Exercise | None:
@@ -188,13 +210,19 @@ def _is_blank(exercise: Exercise, outcome: Outcome) -> bool:
 
 def _first_difference(exercise: Exercise, got: Outcome, want: Outcome) -> str | None:
     for rank, (answers, wanted) in enumerate(zip(got.value, want.value, strict=True)):
-        for case, answer, right in zip(exercise.cases, answers, wanted, strict=True):
+        for index, (answer, right) in enumerate(zip(answers, wanted, strict=True)):
             found = difference(answer, right, exercise.tolerance)
             if found:
-                arguments = ", ".join(brief(one) for one in arguments_of(case, rank))
                 where = f"on rank {rank}, " if exercise.ranks else ""
-                return f"{where}for ({arguments}): {found}"
+                return f"{where}{_name_of_case(exercise, index, rank)}: {found}"
     return None
+
+
+def _name_of_case(exercise: Exercise, index: int, rank: int) -> str:
+    if exercise.labels:
+        return f"in the case {exercise.labels[index]}"
+    arguments = ", ".join(brief(one) for one in arguments_of(exercise.cases[index], rank))
+    return f"for ({shortened(arguments, 120)})"
 
 
 def _same(one: Verdict, other: Verdict, tolerance: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 import re
@@ -10,6 +11,11 @@ from typing import Any
 import pedagogy.exercises
 
 _registered: dict[str, Any] = {}
+_OTHER_KIND = {
+    "Prediction": "a prediction: there are no hints and no solution, predict({name!r}, answer) "
+    "answers it",
+    "Exercise": "an exercise: write the function, and check({name}) says what it does",
+}
 
 
 def register(*items: Any) -> None:
@@ -36,15 +42,22 @@ def unregister(*items: Any) -> None:
 def find(name: str, kind: type) -> Any:
     """The registered item of that name and kind.
 
-    Raises: LookupError that lists the names there are.
+    Raises: LookupError that says what else has that name, or suggests the nearest one.
     """
+    if not isinstance(name, str):
+        raise LookupError(f"the name of {_kind(kind)} in quotes is asked for, not {name!r}")
     if not isinstance(_registered.get(name), kind):
         _import_chapters()
     item = _registered.get(name)
-    if not isinstance(item, kind):
-        names = ", ".join(one.name for one in all_items(kind)) or "none"
-        raise LookupError(f"no {kind.__name__.lower()} is called {name!r}; there are: {names}")
-    return item
+    if isinstance(item, kind):
+        return item
+    if item is not None:
+        what = _OTHER_KIND[type(item).__name__].format(name=name)
+        raise LookupError(f"{name!r} is {what}")
+    names = [one.name for one in all_items(kind)]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    advice = f"did you mean {near[0]!r}?" if near else "check its spelling"
+    raise LookupError(f"no {kind.__name__.lower()} is called {name!r}; {advice}")
 
 
 def all_items(kind: type) -> list[Any]:
@@ -53,6 +66,11 @@ def all_items(kind: type) -> list[Any]:
     return [
         _registered[name] for name in sorted(_registered) if isinstance(_registered[name], kind)
     ]
+
+
+def _kind(kind: type) -> str:
+    word = kind.__name__.lower()
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
 
 
 def _import_chapters() -> None:

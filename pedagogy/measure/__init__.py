@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pedagogy.measure.meter import KINDS, MemoryMeter, memory_meter
     from pedagogy.measure.phases import PHASES, phase_seconds
     from pedagogy.measure.random_state import restore_rng_state, rng_state
+    from pedagogy.measure.written import bytes_written, written_by
 
 __all__ = [
     "KINDS",
@@ -23,11 +24,13 @@ __all__ = [
     "BudgetExceeded",
     "DeviceBudget",
     "MemoryMeter",
+    "bytes_written",
     "count_flops",
     "memory_meter",
     "phase_seconds",
     "restore_rng_state",
     "rng_state",
+    "written_by",
 ]
 
 _HOMES = {
@@ -36,6 +39,7 @@ _HOMES = {
     "meter": ("KINDS", "MemoryMeter", "memory_meter"),
     "phases": ("PHASES", "phase_seconds"),
     "random_state": ("restore_rng_state", "rng_state"),
+    "written": ("bytes_written", "written_by"),
 }
 
 

@@ -125,15 +125,25 @@ def curves_figure(
     x_scale: str = "linear",
     y_scale: str = "linear",
     markers: bool = False,
+    levels: Mapping[str, float] | None = None,
+    y_bottom: float | None = None,
 ) -> Figure:
-    """Return lines with their names at their ends; a scale is "linear" or "log"."""
+    """Return lines with their names at their ends; a scale is "linear" or "log".
+
+    levels: heights to compare with, drawn as thin grey lines. y_bottom: where the y axis begins.
+    """
     figure = style.new_figure(style.WIDTH, 4.0)
     ax = style.add_axes(figure, 0.85, 0.6, 7.3, 2.95)
     with style.styled():
         for axis, scale in ((ax.xaxis, x_scale), (ax.yaxis, y_scale)):
             if scale == "log":
                 plain_log(axis)
+        for name, height in (levels or {}).items():
+            look = {"color": style.MUTED, "linewidth": 1.2, "linestyle": (0, (4, 2)), "zorder": 1}
+            ax.axhline(height, label=name, gid=name, **look)
         draw_curves(ax, curves, markers=markers)
+        if y_bottom is not None:
+            ax.set_ylim(bottom=y_bottom)
         for axis, scale in ((ax.xaxis, x_scale), (ax.yaxis, y_scale)):
             if scale == "log":
                 thin_ticks(axis)

@@ -35,6 +35,7 @@ class ShardMap(NamedTuple):
     moves: (sender, receiver, chunk, phase[, column in which it lands]), drawn as arrows.
     changed: cells (rank, chunk) to frame, e.g. those just received.
     contributions: how many ranks can be in a cell (default: as many as there are rows).
+    texts: texts[rank][chunk] is written into the cell (default: the ranks in it).
     """
 
     state: State
@@ -43,6 +44,7 @@ class ShardMap(NamedTuple):
     changed: Collection[tuple[int, int]] = ()
     columns: str = "chunk"
     contributions: int | None = None
+    texts: Sequence[Sequence[str]] | None = None
 
 
 def cell_text(held: Collection[int], contributions: int, most: int = 3) -> str:
@@ -124,7 +126,8 @@ def draw_shard_map(ax: Axes, shard_map: ShardMap) -> None:
         _frame(ax, "full", full, style.INK, 1.4)
         _frame(ax, "changed", set(shard_map.changed), style.ACCENT, 2.2)
         most = 3 if chunks <= 4 else 2
-        held = {(c, r): cell_text(state[r][c], contributions, most) for r, c in cells}
+        texts = shard_map.texts or [[cell_text(c, contributions, most) for c in r] for r in state]
+        held = {(c, r): texts[r][c] for r, c in cells}
         held = {at: text for at, text in held.items() if text}
         size = 9.0 if chunks <= 4 else 7.5 if chunks <= 6 else 6.0
         add_labels(ax, "held", list(held.values()), list(held), style.INK, size)

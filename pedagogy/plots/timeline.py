@@ -30,6 +30,7 @@ from matplotlib.ticker import FuncFormatter
 
 from pedagogy.plots import style
 from pedagogy.plots.lanes import (
+    OTHER,
     WAIT_INK,
     communication_looks,
     draw_lanes,
@@ -93,6 +94,9 @@ def _legend_entries(panels: Sequence[Panel]) -> list[tuple[Any, str]]:
         entries.append((Patch(facecolor=style.FORWARD[0]), text))
     if "backward" in groups:
         entries.append((Patch(facecolor=style.BACKWARD[0]), "backward (white bar)"))
+    if "other" in groups:
+        text = ", ".join(sorted({event.kind for event in groups["other"]}))
+        entries.append((Patch(facecolor=OTHER), text))
     if "wait" in groups:
         entries.append((Patch(facecolor=style.PAPER, hatch="////", edgecolor=WAIT_INK), "wait"))
     for look in communication_looks(groups):

@@ -44,7 +44,7 @@ class Endpoint:
         self._process_group = process_group
         self._log = log
         self._wire = Wire(device, staged)
-        self._key = (name, self.ranks)
+        self._key = (log.number_group(), name, self.ranks)
         self._stream_clock = StreamClock(log, device)
 
     def __repr__(self) -> str:

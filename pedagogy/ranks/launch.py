@@ -82,12 +82,7 @@ def launch(
     cannot travel, before any process starts; RankError where a rank raised or died; HangError where
     ranks wait for what cannot come, or for longer than `timeout`.
     """
-    if not callable(worker):
-        raise ValueError(f"worker is {worker!r}; it must be a function worker(group, ...)")
-    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
-        raise ValueError(f"world_size is {world_size!r}; it must be a whole number, 1 or more")
-    if not timeout > 0:
-        raise ValueError(f"timeout is {timeout} s; it must be more than 0")
+    _check(worker, world_size, timeout)
     if dist.is_torchelastic_launched():
         from pedagogy.ranks.torchrun import join_and_run
 
@@ -112,6 +107,15 @@ def launch(
         raise outcome["error"] from None
     results, events = zip(*outcome["ranks"], strict=True)
     return Run(list(results), Trace(e for rank in events for e in rank), output, placement)
+
+
+def _check(worker: object, world_size: object, timeout: float) -> None:
+    if not callable(worker):
+        raise ValueError(f"worker is {worker!r}; it must be a function worker(group, ...)")
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise ValueError(f"world_size is {world_size!r}; it must be a whole number, 1 or more")
+    if not timeout > 0:
+        raise ValueError(f"timeout is {timeout} s; it must be more than 0")
 
 
 def _run_apart(supervisor: Supervisor, outcome: dict, cancel: threading.Event) -> None:

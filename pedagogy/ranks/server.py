@@ -38,7 +38,7 @@ PRELOAD = (
 )
 
 LATER = ("sklearn.datasets", "torch.utils.checkpoint")  # what many ranks need, imported when idle
-IDLE_SECONDS = 0.5
+IDLE_SECONDS = 0.05
 
 
 def preload(names: tuple[str, ...]) -> None:

@@ -71,6 +71,7 @@ class Log:
         self.events: list[Event] = []
         self.counts: Counter[Key] = Counter()
         self.waits: list[Wait] = []
+        self._num_groups = 0
         self.unsettled: list[Callable[[], Event]] = []  # events whose times a GPU still knows alone
         self._raw: tuple[tuple, float] | None = None
         self.main_thread = threading.get_ident()
@@ -99,6 +100,11 @@ class Log:
             self._raw = (call, self.now())
         kind = f"torch.distributed {frame.f_code.co_name}"
         return Wait(kind, (), self._raw[1], (), False, self.main_thread)
+
+    def number_group(self) -> int:
+        """0, 1, 2, ... in the order in which this rank made its groups, the same on all ranks."""
+        self._num_groups += 1
+        return self._num_groups - 1
 
     def settle(self) -> None:
         """Fetch the times of spans that ran on a GPU."""

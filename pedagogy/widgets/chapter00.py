@@ -27,15 +27,11 @@ BATCH = [1, 2, 4, 8, 16, 32, 64]
 def memory_anatomy(
     layers: int, hidden: int, sequence: int, batch: int, precision: str, optimizer: str
 ) -> dict[str, int]:
-    """Return the bytes of one training step at its peak, by kind."""
-    parameters = costs.gpt_parameters(layers, hidden, VOCABULARY, sequence)
-    held = costs.model_states(parameters, precision, optimizer)
-    size = 4 if precision == "fp32" else 2
+    """Return the bytes of one training step at its peak, by kind (`costs.gpt_peak_bytes`)."""
     heads = max(1, hidden // HEAD)
-    held["activations"] = costs.gpt_activation_bytes(
-        layers, hidden, heads, sequence, batch, VOCABULARY, size
+    return costs.gpt_peak_bytes(
+        layers, hidden, heads, sequence, batch, VOCABULARY, precision, optimizer
     )
-    return held
 
 
 def smallest_card(num_bytes: float) -> str | None:
@@ -52,6 +48,13 @@ def _anatomy_finding(held: dict[str, int], parameters: int) -> str:
         f"{parameters / 1e6:,.0f} million parameters need {style.bytes_text(total)}: "
         f"{largest.replace('_', ' ')} are {held[largest] / total:.0%}, and {fits}."
     ).replace("optimizer state are", "the optimizer state is")
+
+
+def _note(kind: str, each: float) -> str:
+    """Return what is written beside a kind of model states, of which a parameter has `each`."""
+    if kind == "gradients" and each == 0:
+        return "(none yet: the peak is at the start of backward)"
+    return f"({each:g} bytes a parameter)"
 
 
 def _draw_cards(ax, total: float) -> None:
@@ -81,9 +84,9 @@ def render_memory_anatomy(
     """Draw the bytes of one training step by kind, one below the other, against real cards."""
     held = memory_anatomy(layers, hidden, sequence, batch, precision, optimizer)
     parameters = costs.gpt_parameters(layers, hidden, VOCABULARY, sequence)
-    each = {kind: held[kind] / parameters for kind in held if kind != "activations"}
-    notes = [f"({size:g} bytes a parameter)" for size in each.values()]
-    notes.append(f"(batch {batch}, sequence {sequence})")
+    notes = [_note(kind, held[kind] / parameters) for kind in held if kind != "activations"]
+    freed = "all freed: the peak is at the update"
+    notes.append(f"(batch {batch}, sequence {sequence})" if held["activations"] else f"({freed})")
     total = sum(held.values())
     figure = style.new_figure(style.WIDTH, 3.3)
     ax = style.add_axes(figure, 1.35, 0.4, 8.45, 2.3)
@@ -93,7 +96,7 @@ def render_memory_anatomy(
         figure.text(
             0.135,
             0.92,
-            f"One training step at its peak: {style.bytes_text(total)}",
+            f"One step at its peak: {style.bytes_text(total)} (attention not fused)",
             fontsize=12,
             fontweight="bold",
         )
@@ -115,12 +118,12 @@ def memory_anatomy_explorer() -> Explorer:
         try_this=(
             Try(
                 "GPT-2 XL, batch 1",
-                "the model states alone are 16 bytes a parameter, more than a T4 holds",
+                "parameters and optimizer state alone are more than a T4 holds",
                 {**plain, "layers": 48, "hidden": 1600, "batch": 1},
             ),
             Try(
                 "twice the batch",
-                "activations double, and the model states do not move",
+                "activations double, and nothing else moves",
                 {**plain, "batch": 16},
             ),
             Try(
@@ -166,7 +169,7 @@ def collectives_explorer() -> Explorer:
         last=last_step,
         collective=list(COLLECTIVES),
         ranks=(2, 8, 4),
-        step=(0, 6, 0),
+        step=(0, 6, 3),
         try_this=(
             Try(
                 "half an all_reduce",

@@ -9,11 +9,17 @@ from pedagogy.widgets.collective_states import (
     COLLECTIVES,
     Collective,
     State,
+    pieces_of,
     sent_after,
     states_of,
 )
 
 HEIGHT = 4.6  # inches, for any number of ranks up to 8
+
+
+def _labelled(one: ShardMap, collective: Collective, ranks: int) -> ShardMap:
+    texts = pieces_of(one.state) if collective.columns == "piece" else None
+    return one._replace(columns=collective.columns, contributions=ranks, texts=texts)
 
 
 def step_figure(collective: Collective, ranks: int, step: int, finding: str) -> Figure:
@@ -29,7 +35,7 @@ def step_figure(collective: Collective, ranks: int, step: int, finding: str) -> 
             ShardMap(states[step - 1], f"before step {step} of {last}", moves),
             ShardMap(states[step], f"after step {step} of {last}", (), received),
         ]
-    maps = [one._replace(columns=collective.columns, contributions=ranks) for one in maps]
+    maps = [_labelled(one, collective, ranks) for one in maps]
     total = max(sent_after(collective, ranks, last))
     sent = sent_after(collective, ranks, step)
     return shards_figure(maps, finding, sent=sent, limit=total or None, height=HEIGHT)
@@ -51,5 +57,5 @@ def whole_figure(name: str, ranks: int) -> Figure:
     """Return who holds what before and after a collective, whatever way it is done."""
     plan = COLLECTIVES[name](ranks)
     maps = [ShardMap(plan.start, f"before {name}"), ShardMap(results_of(name, ranks), "after")]
-    maps = [one._replace(columns=plan.columns, contributions=ranks) for one in maps]
+    maps = [_labelled(one, plan, ranks) for one in maps]
     return shards_figure(maps, f"{name} on {ranks} ranks: {plan.what}.")

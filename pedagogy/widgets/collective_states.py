@@ -129,6 +129,17 @@ def states_of(collective: Collective) -> list[State]:
     return states
 
 
+def pieces_of(state: State) -> list[list[str]]:
+    """Return the name of each cell's piece in an all_to_all: "r>c" is rank r's piece for rank c.
+
+    What a rank holds in column c is its own piece for c, or, once it has arrived, c's piece for it.
+    """
+    return [
+        [f"{s}>{c if s == rank else rank}" for c, (s,) in enumerate(row)]
+        for rank, row in enumerate(state)
+    ]
+
+
 def sent_after(collective: Collective, ranks: int, step: int) -> list[float]:
     """Return what each rank has sent in the first steps, in tensors."""
     sent = [0.0] * ranks

@@ -48,6 +48,20 @@ def test_a_measured_picture_stays_as_committed_unless_fresh(tmp_path):
     assert refresh(path, fresh=True) is True
 
 
+def test_a_kept_output_is_in_normal_form_where_a_cell_was_taken_away_before_it(tmp_path):
+    path = written(
+        tmp_path, "first = 1", "second = 2", "import time\n\ntime.time()", tags=[IGNORED]
+    )
+    refresh(path)
+    shorter = nbformat.read(path, as_version=4)
+    del shorter.cells[0]
+    nbformat.write(shorter, path)
+    refresh(path)
+    result = nbformat.read(path, as_version=4).cells[1]
+    assert result.execution_count == result.outputs[0].execution_count == 2
+    assert refresh(path) is False
+
+
 @pytest.mark.parametrize(
     ("source", "problem"),
     [

@@ -147,6 +147,68 @@ def test_activations_of_our_gpt_are_predicted_to_the_byte(size):
     assert measured == predicted
 
 
+PEAKS = [  # layers, hidden, heads, sequence, batch, vocabulary; at the start of backward, exactly
+    ((2, 64, 4, 64, 4, 256), 0),
+    ((3, 24, 3, 17, 5, 256), 0),
+    ((2, 128, 4, 64, 8, 256), 0),
+    # at the update: Adam on a CPU makes two tensors as large as the largest weight
+    ((6, 64, 4, 8, 1, 16), 2 * 4 * 4 * 64 * 64),
+    ((4, 128, 4, 16, 1, 64), 2 * 4 * 4 * 128 * 128),
+    ((3, 128, 2, 4, 1, 2000), 2 * 4 * 128 * 2000),
+]
+
+
+@pytest.mark.parametrize(("size", "scratch"), PEAKS)
+def test_the_peak_of_the_second_step_is_the_higher_of_its_two_moments(size, scratch):
+    layers, hidden, heads, sequence, batch, vocabulary = size
+    model = GPT(vocabulary, layers, hidden, heads, sequence)
+    optimizer = torch.optim.Adam(model.parameters())
+    inputs, targets = (ids % vocabulary for ids in text_batch(batch, sequence))
+    for _ in range(2):
+        with memory_meter(model, optimizer) as meter:
+            model.loss(inputs, targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    predicted = memory.gpt_peak_bytes(layers, hidden, heads, sequence, batch, vocabulary)
+    assert (predicted["gradients"] == 0) == (scratch == 0)
+    assert (predicted["activations"] == 0) == (scratch > 0)
+    left_out = meter.by_kind["buffers"] + 4 * len(list(model.parameters()))  # and step counters
+    measured = meter.peak - left_out
+    small = 4 * 4 * hidden if scratch else 0  # at most the scratch of one bias besides
+    total = sum(predicted.values()) + scratch
+    assert total <= measured <= total + small
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_peak_is_never_below_the_formula_nor_a_third_above_it(size):
+    layers, hidden, heads, sequence, batch, vocabulary = size
+    model = GPT(vocabulary, layers, hidden, heads, sequence)
+    optimizer = torch.optim.Adam(model.parameters())
+    inputs, targets = (ids % vocabulary for ids in text_batch(batch, sequence))
+    for _ in range(2):
+        with memory_meter(model, optimizer) as meter:
+            model.loss(inputs, targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    predicted = sum(
+        memory.gpt_peak_bytes(layers, hidden, heads, sequence, batch, vocabulary).values()
+    )
+    assert predicted <= meter.peak <= 4 / 3 * predicted
+
+
+def test_in_16_bit_the_peak_holds_no_gradient_beside_the_activations():
+    shape = {"layers": 48, "hidden": 1600, "heads": 25, "sequence": 1024}
+    held = memory.gpt_peak_bytes(**shape, batch=1, vocabulary=50257, precision="mixed")
+    kept = memory.gpt_activation_bytes(**shape, batch=1, vocabulary=50257, bytes_per_element=2)
+    count = memory.gpt_parameters(48, 1600, 50257, 1024)
+    assert held == {
+        "parameters": 2 * count,
+        "gradients": 0,
+        "optimizer_state": 12 * count,
+        "activations": kept + 2 * 2 * 1024 * 50257,
+    }
+
+
 def test_inputs_and_targets_made_inside_the_meter_add_16_bytes_a_token():
     model = GPT()
     with memory_meter(model) as meter:

@@ -54,3 +54,28 @@ def test_a_smaller_batch_changes_the_activations_and_no_state():
     assert one < four
     effects = named("gradient accumulation").effects()
     assert [effects[kind] for kind in KINDS] == ["same", "same", "same", "less", "same"]
+
+
+def test_a_shard_of_the_states_is_less_of_each_and_of_no_activation():
+    """ZeRO is data parallelism with sharded states: more ranks, less time for the same texts."""
+    effects = named("ZeRO").effects()
+    assert [effects[kind] for kind in KINDS] == ["less", "less", "less", "same", "less"]
+    assert effects["seconds"] == named("data parallelism").effects()["seconds"]
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_pipedreams_first_stage_saves_neither_weights_nor_activations(stages):
+    """Its p versions of 1/p of the weights, and p micro-batches in flight through 1/p of layers."""
+    layers = 8
+    kept = memory.gpt_activation_terms(layers, 64, 4, 64, batch=1)
+    kept.pop("output")
+    part = memory.gpt_activation_terms(layers // stages, 64, 4, 64, batch=stages)
+    part.pop("output")
+    whole = 12 * layers * 64**2
+    versions = stages * (12 * (layers // stages) * 64**2)
+    found = compared(
+        {"parameters": whole, "activations": sum(kept.values())},
+        {"parameters": versions, "activations": sum(part.values())},
+    )
+    assert found.items() <= named("PipeDream").effects().items()
+    assert named("PipeDream").price == "weight versions"

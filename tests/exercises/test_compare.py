@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pedagogy.exercises.compare import difference
+from pedagogy.exercises.compare import brief, difference
 
 numbers = st.floats(allow_nan=True, allow_infinity=True) | st.integers()
 answers = st.recursive(
@@ -46,10 +46,12 @@ def test_a_number_agrees_within_the_tolerance_and_not_beyond(want, tolerance):
         (torch.tensor([3.0]), torch.tensor([math.inf]), "element [0] is 3, and inf was expected"),
         (math.inf, 3.0, "it is inf, and 3 was expected"),
         ([1, 2], [1, 2, 3], "it has 2 elements, and 3 were expected"),
-        ([1, [2, 4]], [1, [2, 3]], "element 1: element 1: it is 4, and 3 was expected"),
+        ([1, [2, 4]], [1, [2, 3]], "element 1, element 1: it is 4, and 3 was expected"),
         ({"a": 1}, {"a": 1, "b": 2}, "the dict lacks 'b'"),
         ({"a": 1, "c": 0}, {"a": 1}, "the dict has 'c' too many"),
-        ({"a": 2}, {"a": 1}, "key 'a': it is 2, and 1 was expected"),
+        ({"a": 2}, {"a": 1}, "a: it is 2, and 1 was expected"),
+        ({3: 2}, {3: 1}, "key 3: it is 2, and 1 was expected"),
+        ({"losses": [0, 0, 9]}, {"losses": [0, 0, 1]}, "losses, element 2: it is 9, and 1 was"),
         (True, 1, "it is a bool (True), and a number was expected"),
         ("B", "A", "it is 'B', and 'A' was expected"),
         (None, 3, "it is None (None), and a number was expected"),
@@ -73,3 +75,22 @@ def test_the_first_difference_is_named(got, want, says):
 )
 def test_what_means_the_same_agrees(got, want):
     assert difference(got, want, 1e-6) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.zeros(3, 4), "a tensor of shape (3, 4)"),
+        (torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU()), "a Sequential"),
+        (torch.optim.Adam(torch.nn.Linear(2, 3).parameters()), "an Adam"),
+        ({"dp": 2, "tp": 4}, "{'dp': 2, 'tp': 4}"),
+    ],
+)
+def test_a_value_is_named_in_a_few_words(value, text):
+    assert brief(value) == text
+
+
+@given(answers)
+def test_no_value_is_told_at_length(answer):
+    assert len(brief(answer)) <= 68
+    assert len(difference([answer], [object()], 0.0)) <= 200

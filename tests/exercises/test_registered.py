@@ -39,8 +39,7 @@ def test_the_reference_is_correct(exercise):
 @each_mistake
 def test_each_known_mistake_gets_its_own_explanation(exercise, mistake, why):
     text = engine.explain(exercise, mistake)
-    assert text.startswith("not yet. ")
-    assert text.endswith(why)
+    assert text.startswith(f"not yet. {why} ")
 
 
 @each_exercise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pedagogy.exercises import check
 from pedagogy.exercises.engine import Exercise, bytes_sent_at_most
 from pedagogy.exercises.prediction import Prediction
 
@@ -78,3 +79,13 @@ BYTES = Prediction(
     mistakes=[(1000, "that is the count: each number has 4 bytes."), (8000, "that is float64.")],
     because="32 bits are 4 bytes.",
 )
+
+
+def said(function, capsys, name="toy_mean") -> str:
+    """The one line that check prints about this function."""
+    function.__name__ = name
+    check(function)
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.count("\n") == 1
+    return out.removeprefix(f"{name}: ").rstrip("\n")

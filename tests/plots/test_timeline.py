@@ -169,3 +169,10 @@ def test_an_empty_timeline_is_refused():
 def test_an_event_gets_its_look_from_its_kind_and_its_number_from_its_name(event, look, number):
     assert look_of(event) == look
     assert microbatch_of(event) == number
+
+
+def test_the_legend_names_other_compute_by_its_kind():
+    events = [Event(0, "compute", "", 0.0, 1.0), Event(1, "lookup", "", 1.0, 2.0)]
+    figure = timeline_figure(Panel(events, "two kinds"), "Two kinds of compute.")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["compute, lookup"]

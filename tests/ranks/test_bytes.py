@@ -13,6 +13,7 @@ import cloudpickle
 import pytest
 import torch
 
+from pedagogy.measure import bytes_written
 from pedagogy.ranks import launch
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -31,11 +32,6 @@ KINDS = [
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/io").exists(), reason="only Linux counts what a process wrote"
 )
-
-
-def written() -> int:
-    """Bytes that this process handed to the kernel so far."""
-    return int(Path("/proc/self/io").read_text().split("wchar: ")[1].split()[0])
 
 
 def on_loopback() -> int:
@@ -69,9 +65,9 @@ def measure(group, kind: str) -> tuple[int, int, int]:
     """(bytes of the events, bytes written, bytes on the interface) of one operation."""
     group.barrier()
     group.events.clear()
-    before, interface = written(), on_loopback()
+    before, interface = bytes_written(), on_loopback()
     do(group, kind)
-    wrote = written() - before
+    wrote = bytes_written() - before
     claimed = sum(event.nbytes for event in group.events)
     group.barrier()
     return claimed, wrote, on_loopback() - interface

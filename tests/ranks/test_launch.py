@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from pedagogy.ranks import HangError, RankError, launch, starting
+from pedagogy.ranks import HangError, RankError, grid, launch, starting
 from pedagogy.ranks.machine import cores_available
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -519,3 +519,14 @@ def test_the_timeout_holds_for_calls_of_torch_distributed_itself():
     assert time.monotonic() - begin < 6
     assert caught.value.table[0][1].startswith("torch.distributed ")
     assert "dist.barrier()" in caught.value.table[0][4]
+
+
+def test_two_groups_of_the_same_ranks_and_name_are_not_taken_for_one():
+    def worker(group):
+        channels = [grid(group, dp=2)["dp"] for _ in range(2)]
+        channels[group.rank].all_reduce(torch.ones(3))
+
+    begin = time.monotonic()
+    with pytest.raises(HangError, match="a dead-lock"):
+        launch(worker, 2, timeout=60)
+    assert time.monotonic() - begin < 10

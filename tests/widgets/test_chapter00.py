@@ -41,11 +41,22 @@ def test_the_bars_are_as_long_as_the_bytes(anatomy):
     assert texts[0] == "710 MB  (2 bytes a parameter)"
 
 
-def test_the_model_states_are_those_of_the_cost_model(anatomy):
+def test_while_activations_are_there_the_gradients_are_not(anatomy):
     held = held_by(anatomy)
-    parameters = gpt_parameters(24, 1024, VOCABULARY, 1024)
     states = sum(size for kind, size in held.items() if kind != "activations")
-    assert states == model_state_bytes(parameters) == 16 * parameters
+    parameters = gpt_parameters(24, 1024, VOCABULARY, 1024)
+    assert states == model_state_bytes(parameters) - 2 * parameters
+    texts = [text.get_text() for text in anatomy.figure.axes[0].texts]
+    assert "0 bytes  (none yet: the peak is at the start of backward)" in texts
+
+
+def test_where_gradients_are_more_than_activations_the_peak_is_at_the_update(anatomy):
+    anatomy.set(layers=24, hidden=4096, sequence=128, batch=1)
+    held = held_by(anatomy)
+    parameters = gpt_parameters(24, 4096, VOCABULARY, 128)
+    assert sum(held.values()) == model_state_bytes(parameters) == 16 * parameters
+    texts = [text.get_text() for text in anatomy.figure.axes[0].texts]
+    assert "0 bytes  (all freed: the peak is at the update)" in texts
 
 
 def test_the_activations_are_of_the_size_that_the_literature_gives(anatomy):
@@ -53,7 +64,7 @@ def test_the_activations_are_of_the_size_that_the_literature_gives(anatomy):
     s, b, h, layers, heads = 1024, 8, 1024, 24, 16
     published = s * b * h * layers * (34 + 5 * heads * s / h)
     masks = s * b * h * layers * (2 + 3 * heads * s / h)
-    logits = 2 * s * b * VOCABULARY
+    logits = 3 * 2 * s * b * VOCABULARY  # log-probabilities and, in backward, two gradients
     assert held_by(anatomy)["activations"] == pytest.approx(published - masks + logits, rel=0.01)
 
 
@@ -78,14 +89,14 @@ def test_the_smallest_card_is_named(anatomy):
     assert "no single card holds it" in anatomy.readout
 
 
-def test_try_gpt2_xl_the_model_states_alone_are_more_than_a_T4_holds(anatomy):
+def test_try_gpt2_xl_parameters_and_optimizer_state_alone_are_more_than_a_T4_holds(anatomy):
     held = held_by(chosen(anatomy, "GPT-2 XL, batch 1"))
     parameters = gpt_parameters(48, 1600, VOCABULARY, 1024)
-    states = sum(size for kind, size in held.items() if kind != "activations")
-    assert states == 16 * parameters > chapter00.CARDS["T4"]
+    alone = held["parameters"] + held["optimizer_state"]
+    assert alone == 14 * parameters > chapter00.CARDS["T4"]
 
 
-def test_try_twice_the_batch_activations_double_and_the_states_do_not_move(anatomy):
+def test_try_twice_the_batch_activations_double_and_nothing_else_moves(anatomy):
     before = held_by(anatomy)
     after = held_by(chosen(anatomy, "twice the batch"))
     assert after.pop("activations") == pytest.approx(2 * before.pop("activations"), rel=1e-6)

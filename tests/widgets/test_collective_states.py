@@ -4,12 +4,14 @@ import pytest
 
 from pedagogy.collectives.ring import ring_steps
 from pedagogy.costs.communication import ring_all_reduce_bytes
+from pedagogy.plots.labels import labels_of
 from pedagogy.widgets.collective_pictures import results_of, whole_figure
 from pedagogy.widgets.collective_states import (
     COLLECTIVES,
     after,
     all_reduce,
     all_to_all,
+    pieces_of,
     sent_after,
     states_of,
 )
@@ -89,6 +91,23 @@ def test_a_ring_that_skips_a_step_does_not_end_with_the_sum():
     for moves in plan.steps[:2] + plan.steps[3:]:
         state = after(state, moves)
     assert any(len(cell) < 4 for row in state for cell in row)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_an_all_to_all_transposes_the_names_of_the_pieces(ranks):
+    states = states_of(all_to_all(ranks))
+    mine = [[f"{rank}>{piece}" for piece in range(ranks)] for rank in range(ranks)]
+    assert pieces_of(states[0]) == mine
+    assert pieces_of(states[-1]) == [list(column) for column in zip(*mine, strict=True)]
+
+
+def test_the_map_of_an_all_to_all_names_the_pieces():
+    before, after_it = (
+        [text for text, _ in sorted(labels_of(ax, "held"), key=lambda one: one[1][::-1])]
+        for ax in whole_figure("all_to_all", 2).axes
+    )
+    assert before == ["0>0", "0>1", "1>0", "1>1"]
+    assert after_it == ["0>0", "1>0", "0>1", "1>1"]
 
 
 def test_all_moves_of_a_step_leave_before_any_lands():
