@@ -23,7 +23,7 @@ def flat(x: torch.Tensor) -> torch.Tensor:
     """
     if x.dtype == torch.bool:
         raise ValueError("cannot sum torch.bool; convert it to an integer dtype first")
-    return x.detach().contiguous().view(-1)
+    return x.detach().resolve_conj().resolve_neg().contiguous().view(-1)
 
 
 def flat_copy(x: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from pedagogy.ranks import Group
@@ -65,11 +64,9 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """The normalised batch; in training the running statistics take their step."""
+        if not self.training:
+            return super().forward(x)
         self._check_input_dim(x)
-        if not self.training and self.track_running_stats:
-            return functional.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
-            )
         own = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # sums need range
         dims = [dim for dim in range(x.dim()) if dim != 1]
         shape = [1, -1, *[1] * (x.dim() - 2)]  # broadcasts over the batch and the pixels
@@ -81,7 +78,7 @@ class SyncBatchNorm(_BatchNorm):
         mean = sums[:-1] / count
         deviation = own - mean.view(shape)
         variance = _SumOverRanks.apply(deviation.square().sum(dims), self.group) / count
-        if self.training and self.track_running_stats:
+        if self.track_running_stats:
             self._update_running(mean.detach(), (variance * count / (count - 1)).detach())
         normal = deviation * torch.rsqrt(variance + self.eps).view(shape)
         if self.affine:
@@ -102,14 +99,23 @@ def convert_batch_norm(group: Group, module: nn.Module) -> nn.Module:
 
     Returns the module itself, or the replacement where it is a BatchNorm layer.
     """
-    if isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm):
-        synced = SyncBatchNorm(
-            group, module.num_features, eps=module.eps, momentum=module.momentum,
-            affine=module.affine, track_running_stats=module.track_running_stats,
-        )  # fmt: skip
-        for tensors in ("_parameters", "_buffers"):
-            getattr(synced, tensors).update(getattr(module, tensors))
-        return synced.train(module.training)
-    for name, child in module.named_children():
-        setattr(module, name, convert_batch_norm(group, child))
-    return module
+    synced = {
+        layer: _synced(group, layer)
+        for layer in module.modules()
+        if isinstance(layer, _BatchNorm) and not isinstance(layer, SyncBatchNorm)
+    }
+    for parent in list(module.modules()):
+        for name, child in list(parent._modules.items()):  # a shared layer under each of its names
+            if child in synced:
+                setattr(parent, name, synced[child])
+    return synced.get(module, module)
+
+
+def _synced(group: Group, layer: _BatchNorm) -> SyncBatchNorm:
+    synced = SyncBatchNorm(
+        group, layer.num_features, eps=layer.eps, momentum=layer.momentum,
+        affine=layer.affine, track_running_stats=layer.track_running_stats,
+    )  # fmt: skip
+    for tensors in ("_parameters", "_buffers"):
+        getattr(synced, tensors).update(getattr(layer, tensors))
+    return synced.train(layer.training)

@@ -72,10 +72,15 @@ class Bucket:
         self.flags.copy_(torch.tensor([p.grad is not None for p in self.parameters]))
         self._handle = group.all_reduce_async_(self.buffer, "mean")
 
+    def settle(self) -> None:
+        """Nothing is under way and nothing has arrived; every `.grad` is what it was."""
+        if self._handle is not None:
+            self._handle.wait()
+        self._handle, self.arrived = None, set()
+
     def finish(self) -> None:
         """Every `.grad` is the mean over the ranks, or still None where no rank has a gradient."""
-        self._handle.wait()
-        self._handle, self.arrived = None, set()
+        self.settle()
         for parameter, view, flag in zip(
             self.parameters, self.views, self.flags.tolist(), strict=True
         ):

@@ -14,6 +14,9 @@ How it works
     3. The first hook of a backward asks the autograd engine to call back when backward has ended.
        There the buckets that are not complete (unused parameters) start, and all are waited for:
        when `backward()` returns, the gradients are averaged.
+    4. The order of 2. holds within one wrapper. A second one, or a SyncBatchNorm inside, may send
+       before a bucket on one rank and after it on another. So each wrapper's buckets travel in a
+       process group of their own.
 
 Between the naive version and this one
     With `bucket_bytes=1` every parameter is a bucket of its own: hooks and overlap, one message for
@@ -27,7 +30,8 @@ What it costs
 What it does not do
     Buffers (BatchNorm's statistics) are broadcast once, at the start, and then stay the rank's own;
     `batch_norm.py` makes them common. A rank whose loss depends on no parameter at all runs no
-    hook, and the others wait for it. Parameters must be frozen or unfrozen before wrapping.
+    hook, and the others wait for it. Parameters must be frozen or unfrozen before wrapping. After
+    an exception in backward the next forward starts afresh, if it came on all ranks alike.
 
 What real systems do differently
     PyTorch's DDP is the same design in C++. It walks the graph after forward to find the unused
@@ -44,6 +48,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -56,6 +61,7 @@ class DataParallel(nn.Module):
     """A replica of `module`: called like it, and `backward()` leaves gradients averaged over ranks.
 
     All ranks start from rank 0's parameters and buffers. The state dict is that of `module`.
+    `group` is a new group of the same ranks, made here, at the same time on all of them.
     **Memory** the gradients, once. **Bytes** 2(N-1)/N of the gradients, sent by each rank a step.
     **Raises** ValueError where the ranks' modules differ, nothing is trainable, or `bucket_bytes`
     is below 1.
@@ -63,14 +69,13 @@ class DataParallel(nn.Module):
 
     def __init__(self, group: Group, module: nn.Module, bucket_bytes: int = BUCKET_BYTES) -> None:
         super().__init__()
-        self.group = group
         self.buckets = make_buckets(module.parameters(), bucket_bytes)
         self.module = module
         broadcast_parameters(group, module)
+        self.group = _own_group(group)
+        self.register_load_state_dict_pre_hook(_add_own_name)
         self._synchronise = True
-        self._in_backward = False
-        self._next = 0  # the bucket that starts next
-        self._backward_start: float | None = None
+        self._start_afresh()
         for members in self.buckets:
             for index, parameter in enumerate(members.parameters):
                 hook = partial(self._on_gradient, members, index)
@@ -79,10 +84,12 @@ class DataParallel(nn.Module):
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
         """What `module` returns."""
         self._check_trainable()
+        if torch._C._current_graph_task_id() == -1:  # no backward runs: this recomputes nothing
+            self._start_afresh()
         with self.group.span("forward"):
             output = self.module(*inputs, **keywords)
         for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and leaf.requires_grad:
+            if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
                 leaf.register_hook(self._note_start)
         return output
 
@@ -105,6 +112,14 @@ class DataParallel(nn.Module):
     def load_state_dict(self, *arguments: Any, **keywords: Any) -> Any:
         """Load the wrapped module's state dict; every rank must load the same."""
         return self.module.load_state_dict(*arguments, **keywords)
+
+    def _start_afresh(self) -> None:
+        """No backward is under way, also where the last one ended with an exception."""
+        for members in self.buckets:
+            members.settle()
+        self._in_backward = False
+        self._next = 0  # the bucket that starts next
+        self._backward_start: float | None = None
 
     def _note_start(self, _: Tensor | None = None) -> None:
         if self._backward_start is None:
@@ -142,7 +157,7 @@ class DataParallel(nn.Module):
         with self.group.span("wait"):
             for members in self.buckets:
                 members.finish()
-        self._next, self._in_backward, self._backward_start = 0, False, None
+        self._start_afresh()
 
     def _log_backward(self) -> None:
         group = self.group
@@ -163,3 +178,17 @@ class DataParallel(nn.Module):
                 f"{len(late)} parameters were unfrozen or replaced after wrapping ({late[0]}, ...) "
                 f"and would not be averaged; {len(known)} are: wrap the module afterwards"
             )
+
+
+def _own_group(group: Group) -> Group:
+    """A group of the same ranks whose messages never meet those of `group`."""
+    if group.size == 1:
+        return group
+    process_group = dist.new_group(list(group.ranks), use_local_synchronization=True)
+    return group.part(process_group, group.ranks, f"{group.name}, data parallel")
+
+
+def _add_own_name(_: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any) -> None:
+    """Inside another module, a saved "prefix.weight" is loaded as "prefix.module.weight"."""
+    for name in [name for name in state if name.startswith(prefix)]:
+        state[f"{prefix}module.{name.removeprefix(prefix)}"] = state.pop(name)

@@ -49,10 +49,12 @@ class DistributedOptimizer:
 
     All ranks start from rank 0's parameters and optimizer state. `compression` is None (gradients
     travel as they are), "fp16" or "bf16", or torch's dtype of that name. Everything else, `state`,
-    `param_groups`, `zero_grad()` and so on, is the wrapped optimizer's.
+    `param_groups`, `zero_grad()` and so on, is the wrapped optimizer's. A learning rate scheduler
+    takes the wrapped one itself: `StepLR(wrapped.optimizer, ...)`.
 
     **Bytes** 2(N-1)/N of the gradients in the dtype on the wire, and the negotiation's.
-    **Raises** ValueError where the ranks' parameters differ, or for another `compression`.
+    **Raises** ValueError where the ranks' parameters differ, for another `compression`, or to
+    compress complex numbers.
     """
 
     def __init__(
@@ -70,6 +72,12 @@ class DistributedOptimizer:
             raise ValueError(f"fusion_bytes is {fusion_bytes}; it must be 1 or more")
         self.group, self.optimizer, self.fusion_bytes = group, optimizer, fusion_bytes
         everything = _parameters(optimizer)
+        num_complex = sum(p.is_complex() for p in everything)
+        if num_complex and self.wire_dtype is not None:
+            raise ValueError(
+                f"{num_complex} parameters are complex, and {self.wire_dtype} holds real numbers; "
+                "compression must be None"
+            )
         check_same_tensors(group, [(str(i), p) for i, p in enumerate(everything)])
         broadcast(group, everything)
         broadcast_optimizer_state(group, optimizer)
@@ -79,7 +87,10 @@ class DistributedOptimizer:
             parameter.register_post_accumulate_grad_hook(partial(self._note_ready, index))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """The gradients are averaged over the ranks and one step is made with them."""
+        """The gradients are averaged over the ranks and one step is made with them.
+
+        So is the loss that `closure` returns: a line search must decide alike on all ranks.
+        """
         if closure is None:
             self.synchronize()
             return self.optimizer.step()
@@ -87,7 +98,7 @@ class DistributedOptimizer:
         def averaged() -> Any:
             value = closure()
             self.synchronize()
-            return value
+            return None if value is None else self._mean(value)
 
         return self.optimizer.step(averaged)
 
@@ -96,7 +107,9 @@ class DistributedOptimizer:
         """Every `.grad` is the mean over the ranks; `step()` does this, call it only to clip.
 
         A second call averages what is equal already.
+        **Raises** RuntimeError where parameters were added or unfrozen after wrapping.
         """
+        self._check_known()
         check_dense(self.parameters)
         ready = [i for i in self._ready if self.parameters[i].grad is not None]
         ready += [
@@ -116,6 +129,19 @@ class DistributedOptimizer:
         if name == "optimizer":  # not set yet: this object is being copied or unpickled
             raise AttributeError(name)
         return getattr(self.optimizer, name)
+
+    def _check_known(self) -> None:
+        known = {id(p) for p in self.parameters}
+        late = [p for p in _parameters(self.optimizer) if p.requires_grad and id(p) not in known]
+        if late:
+            raise RuntimeError(
+                f"{len(late)} parameters were added or unfrozen after wrapping and would not be "
+                f"averaged; {len(known)} are: wrap the optimizer afterwards"
+            )
+
+    def _mean(self, loss: Tensor | float) -> Tensor:
+        mine = torch.as_tensor(loss, device=self.group.device).detach().clone()
+        return self.group.all_reduce_(mine, "mean")
 
     def _note_ready(self, index: int, _: Tensor) -> None:
         self._ready[index] = None

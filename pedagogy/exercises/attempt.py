@@ -163,7 +163,7 @@ def _worker(
 def _watchdog(seconds: float) -> Iterator[None]:
     """After that time TimeIsOver is raised in the thread that entered."""
     timer = threading.Timer(seconds, _interrupt, [threading.get_ident()])
-    timer.daemon = True
+    timer.daemon, timer.name = True, "pedagogy-watchdog"
     timer.start()
     try:
         yield

@@ -106,8 +106,8 @@ ADAM = Exercise(
         ),
         (
             _no_root,
-            "The root is missing: v is a mean of squares, so the weight moves by sqrt(v_hat)'s "
-            "measure, not by v_hat's.",
+            "The root is missing: v is a mean of squares, and it is sqrt(v_hat) that has the size "
+            "of a gradient.",
         ),
         (
             _no_square,

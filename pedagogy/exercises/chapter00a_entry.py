@@ -102,7 +102,7 @@ ENTRY_CHECK = (
         "a stage idle?",
         lambda: float(Fraction(4 - 1, 12 + 4 - 1)),
         "(p - 1) / (m + p - 1) of the total.",
-        (20, "as a fraction: 0.2."),
+        (20, "those are per cent; as a fraction it is 0.2."),
         (0.25, "that is idle to busy, (p - 1) / m; asked is the share of the total."),
         (0.75, "that is a pipeline without micro-batches: one of four stages works at a time."),
     ),

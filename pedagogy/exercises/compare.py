@@ -132,11 +132,13 @@ def _number_difference(got: Any, want: Any, tolerance: float) -> str | None:
         return None
     if got != got:
         return "it is NaN (0/0, or inf - inf, somewhere on the way)"
-    if math.isinf(abs(got)) or math.isinf(abs(want)):
+    if math.inf in (abs(got), abs(want)):
         return f"it is {got}, and {brief(want)} was expected"
-    if abs(got - want) <= tolerance * max(1.0, abs(want)):
-        return None
-    return f"it is {brief(got)}, and {brief(want)} was expected"
+    try:
+        near = abs(got - want) <= tolerance * max(1.0, abs(want))
+    except OverflowError:  # one of them is an integer that is larger than any float
+        near = False
+    return None if near else f"it is {brief(got)}, and {brief(want)} was expected"
 
 
 def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | None:
@@ -168,7 +170,7 @@ def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | 
 
 def _list_difference(got: Any, want: Any) -> str:
     if not _is_list(got):
-        return f"it is {_kind(got)}, and a list of {len(want)} was expected"
+        return f"it is {_kind(got)}, and {_kind(want)} of {len(want)} was expected"
     return f"it has {len(got)} elements, and {len(want)} were expected"
 
 

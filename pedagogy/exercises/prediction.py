@@ -146,7 +146,7 @@ def _or(choices: Sequence[Any]) -> str:
 def _advice(answer: Any, key: Any) -> str:
     """For numbers, on which side the answer lies; for other kinds, which kind was asked for."""
     if _is_number(key):
-        if not _is_number(answer) or math.isnan(answer):
+        if not _is_number(answer) or answer != answer:
             return "a number was asked for"
         return "it is less than that" if answer > key else "it is more than that"
     if isinstance(key, (list, tuple)):

@@ -20,12 +20,15 @@ What is counted
 ---------------
 The module, its gradients and the optimizer's state from the start; of everything else, only what
 is born inside the block. A batch made before the block is not counted, one made inside it is, as
-an activation. All devices together, unless `device` names one.
+an activation. An older tensor that an operation resizes (`out=`) counts from then on. A storage
+given to `set_` counts as born there: so do `copy.deepcopy` and `torch.load` make their tensors.
+All devices together, unless `device` names one.
 
 What is not seen
 ----------------
 Scratch space that a kernel takes and gives back within one operation; tensors made without an
-operation (`torch.from_numpy`); numbers that autograd wraps (8 bytes for the 2.0 of `x * 2.0`);
+operation (`torch.from_numpy`, `x.set_(torch.UntypedStorage(40))`); what has no storage (MKL-DNN's
+format); numbers that autograd wraps (8 bytes for the 2.0 of `x * 2.0`);
 operations of other Python threads; submodules added inside the block. A freed storage leaves the
 curve at the next reading, which never changes a peak. `storage.resize_` is no operation: it is
 seen at the next reading for what module and optimizer own, else at the next `now`. And gloo may
@@ -47,10 +50,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from pedagogy.measure.owners import OWNED_KINDS, Owners, tensors_in
+from pedagogy.measure.owners import OWNED_KINDS, Owners, opened, tensors_in
 
 KINDS = (*OWNED_KINDS, "activations")
 _FRESH = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)  # of torch.tensor(...)
+_SET = torch.ops.aten.set_.source_Storage  # how a storage is copied: it has both in hand already
 
 
 def memory_meter(
@@ -133,13 +137,12 @@ class MemoryMeter(TorchDispatchMode):
         """Run one operation, then count what it made."""
         if any(is_traceable_wrapper_subclass(kind) for kind in types):
             return NotImplemented  # DTensor and the like: their inner operations come by later
+        given = {} if func in _FRESH else _storages((args, kwargs))
         result = func(*args, **(kwargs or {}))
-        made = [tensor for tensor in tensors_in(result) if not self._refresh(tensor)]
-        if made:
-            given = set() if func in _FRESH else _storages((args, kwargs))
-            for tensor in made:
-                if tensor.untyped_storage()._cdata not in given:  # a view of older data is not new
-                    self._add(tensor)
+        for tensor in opened(tensors_in(result)) if func is not _SET else ():
+            storage = tensor.untyped_storage()
+            if not self._refresh(tensor) and given.get(storage._cdata) != storage.nbytes():
+                self._add(tensor)  # new, or older and of another size: a view is neither
         if self._changed:
             self._read()
         return result
@@ -173,9 +176,7 @@ class MemoryMeter(TorchDispatchMode):
         self._changed = True
 
     def _is_counted(self, tensor: Tensor) -> bool:
-        """Meta tensors and wrappers have a size and no bytes; other devices may be left out."""
-        if is_traceable_wrapper_subclass(tensor):
-            return False
+        """Meta tensors have a size and no bytes; other devices may be left out."""
         if self._device is None:
             return tensor.device.type != "meta"
         wanted, found = self._device, tensor.device
@@ -226,6 +227,7 @@ class MemoryMeter(TorchDispatchMode):
         return num_bytes
 
 
-def _storages(values: Any) -> set[int]:
-    """The keys of all storages among the arguments of an operation."""
-    return {tensor.untyped_storage()._cdata for tensor in tensors_in(values)}
+def _storages(values: Any) -> dict[int, int]:
+    """The keys of all storages among the arguments of an operation, and their bytes."""
+    storages = [tensor.untyped_storage() for tensor in opened(tensors_in(values))]
+    return {storage._cdata: storage.nbytes() for storage in storages}

@@ -27,6 +27,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 OWNED_KINDS = ("parameters", "buffers", "gradients", "optimizer_state")
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 _CONTAINERS = (dict, list, tuple)
+_BY_ROW = ("crow_indices", "col_indices", "values")
+_BY_COLUMN = ("ccol_indices", "row_indices", "values")
+_SPARSE_PARTS = {  # the methods that give the tensors inside, by layout
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: _BY_ROW,
+    torch.sparse_bsr: _BY_ROW,
+    torch.sparse_csc: _BY_COLUMN,
+    torch.sparse_bsc: _BY_COLUMN,
+}
 
 
 class Owners:
@@ -58,7 +67,7 @@ class Owners:
         if self._optimizer is not None:
             state = masters + tensors_in(dict(self._optimizer.state))
         owned = zip(OWNED_KINDS, (held, buffers, gradients, state), strict=True)
-        return {kind: _opened(tensors) for kind, tensors in owned}
+        return {kind: opened(tensors) for kind, tensors in owned}
 
     def _stepped(self) -> list[Tensor]:
         """The parameters that the optimizer updates."""
@@ -80,17 +89,26 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors that hold the bytes: a wrapper such as DTensor is opened."""
+    """The tensors that hold the bytes: wrappers such as DTensor and sparse tensors are opened.
+
+    What has no storage gives nothing: a lazy module's parameter, a tensor in MKL-DNN's format.
+    """
     if is_traceable_wrapper_subclass(tensor):
         for inner in map(tensor.__getattribute__, tensor.__tensor_flatten__()[0]):
             if isinstance(inner, Tensor):  # DTensor lists its mesh too
                 yield from plain_tensors(inner)
-    else:
+    elif torch.nn.parameter.is_lazy(tensor):
+        return
+    elif torch._C._has_storage(tensor):
         yield tensor
+    else:
+        with torch._C._DisableTorchDispatch():  # to look is no operation
+            parts = [getattr(tensor, name)() for name in _SPARSE_PARTS.get(tensor.layout, ())]
+        yield from parts
 
 
-def _opened(tensors: list[Tensor]) -> list[Tensor]:
-    """The list without wrappers; nearly always the list itself, and this runs for each reading."""
-    if _PLAIN.issuperset(map(type, tensors)):
+def opened(tensors: list[Tensor]) -> list[Tensor]:
+    """The plain tensors of all; nearly always the list itself, and this runs all the time."""
+    if _PLAIN.issuperset(map(type, tensors)) and all(map(torch._C._has_storage, tensors)):
         return tensors
     return [plain for tensor in tensors for plain in plain_tensors(tensor)]

@@ -62,7 +62,7 @@ def global_norm(parts: Sequence[Part | tuple]) -> Tensor:
     total = torch.zeros((), dtype=torch.float64, device=device)
     for groups, tensors in parts:
         squares = torch.zeros_like(total)
-        for tensor in tensors:
+        for tensor in map(_as_real, tensors):
             wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
             squares += torch.linalg.vector_norm(tensor, dtype=wide).double().square()
         for group in groups:
@@ -85,3 +85,8 @@ def clip_by_global_norm(parts: Sequence[Part | tuple], max_norm: float) -> Tenso
     for tensor in unique_parameters(t for _, tensors in parts for t in tensors):
         tensor.mul_(factor.to(tensor.device, tensor.dtype))
     return norm
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    """A complex number counts as two real ones."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor

@@ -54,8 +54,7 @@ def average(group: Group, tensors: Iterable[Tensor], bucket_bytes: int = BUCKET_
         raise ValueError(f"a mean of {whole[0]} would be rounded: {len(whole)} such tensors")
     for members in bucket(tensors, bucket_bytes):
         flat = flatten(members)
-        group.all_reduce_(flat, "sum")
-        _copy_back(flat.div_(group.size), members)
+        _copy_back(group.all_reduce_(flat, "mean"), members)
 
 
 def _copy_back(flat: Tensor, tensors: list[Tensor]) -> None:

@@ -17,7 +17,7 @@ from pedagogy.ranks.handle import let_go, use_counts
 from pedagogy.ranks.stream_clock import StreamClock
 from pedagogy.ranks.trace import Event
 from pedagogy.ranks.watch import Log, Need
-from pedagogy.ranks.wire import Wire, describe, digest
+from pedagogy.ranks.wire import Wire, check_dtype, describe, digest
 
 
 class Endpoint:
@@ -126,6 +126,8 @@ class Endpoint:
         """
         if self.size == 1:
             return
+        for x in tensors:
+            check_dtype(x)
         mine = describe(kind, tensors, *details)
         code = torch.tensor([digest(mine)], device=self._wire.carrier)
         codes = [torch.empty_like(code) for _ in self.ranks]

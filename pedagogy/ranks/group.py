@@ -35,7 +35,7 @@ from pedagogy.ranks.wire import make_header, read_header
 
 OPERATIONS = {
     "sum": dist.ReduceOp.SUM,
-    "mean": dist.ReduceOp.SUM,  # divided afterwards: gloo has no mean
+    "mean": dist.ReduceOp.SUM,  # and a division: gloo has no mean
     "max": dist.ReduceOp.MAX,
     "min": dist.ReduceOp.MIN,
 }
@@ -153,12 +153,15 @@ class Group(Messages):
             return finished()
         wire = self._wire.readable(x)
         self._enter_collective()
+        before, after = self._divisors(wire, op)
+        if before > 1:
+            wire.div_(before)
         counts = use_counts([wire])
         work = dist.all_reduce(wire, OPERATIONS[op], group=self._process_group, async_op=True)
 
         def finish() -> None:
-            if op == "mean":
-                wire.div_(self.size)
+            if after > 1:
+                wire.div_(after)
             self._put_back(wire, x)
 
         return Handle(
@@ -174,9 +177,18 @@ class Group(Messages):
     def _all_reduce(self, wire: torch.Tensor, op: str, kind: str) -> torch.Tensor:
         if self.size == 1:
             return wire
+        before, after = self._divisors(wire, op)
+        if before > 1:
+            wire.div_(before)
         with self._collective(kind, self._ring_bytes(wire), wire):
             dist.all_reduce(wire, OPERATIONS[op], group=self._process_group)
-        return wire.div_(self.size) if op == "mean" else wire
+        return wire.div_(after) if after > 1 else wire
+
+    def _divisors(self, wire: torch.Tensor, op: str) -> tuple[int, int]:
+        """What to divide a mean by, before and after it is summed: fp16 overflows in the sum."""
+        if op != "mean":
+            return 1, 1
+        return (self.size, 1) if wire.dtype == torch.float16 else (1, self.size)
 
     def _broadcast(self, wire: torch.Tensor, source: int) -> torch.Tensor:
         if self.size == 1:

@@ -55,6 +55,7 @@ class Handle:
         self._device, self._counts = device, counts
         self._start, self._end = log.now(), None
         self._done = False
+        log.under_way.add(self)
         if kind == "all_reduce":  # gloo's messages have no future
             work.get_future().add_done_callback(self._note_end)
 
@@ -78,6 +79,7 @@ class Handle:
             Event(self._log.rank, self._kind, "", self._start, end, self._nbytes, self._peers)
         )
         self._done, self._keep = True, ()
+        self._log.under_way.discard(self)
 
 
 class _Finished:

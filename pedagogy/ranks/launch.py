@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ def launch(
     ranks wait for what cannot come, or for longer than `timeout`.
     """
     _check(worker, world_size, timeout)
+    world_size = int(world_size)
     if dist.is_torchelastic_launched():
         from pedagogy.ranks.torchrun import join_and_run
 
@@ -94,28 +96,29 @@ def launch(
     folder = tempfile.mkdtemp(prefix="pedagogy-")
     cancel = threading.Event()
     outcome: dict[str, Any] = {}
-    output: list[str] = []
     try:
         jobs = _jobs(world_size, folder, payload, placement, timeout)
         _run_apart(Supervisor(jobs, cancel), outcome, cancel)
-        output = _read_output(folder, world_size)
     finally:
+        output = _read_output(folder, world_size)
         shutil.rmtree(folder, ignore_errors=True)
-    if text := "".join(output):
-        print(text, end="" if text.endswith("\n") else "\n")
+        if text := "".join(output):
+            print(text, end="" if text.endswith("\n") else "\n")
     if "error" in outcome:
         raise outcome["error"] from None
-    results, events = zip(*outcome["ranks"], strict=True)
-    return Run(list(results), Trace(e for rank in events for e in rank), output, placement)
+    ranks = outcome["ranks"]
+    events = [event for rank in ranks for event in rank.events]
+    return Run([rank.result for rank in ranks], Trace(events), output, placement)
 
 
 def _check(worker: object, world_size: object, timeout: float) -> None:
     if not callable(worker):
         raise ValueError(f"worker is {worker!r}; it must be a function worker(group, ...)")
-    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+    whole = isinstance(world_size, Integral) and not isinstance(world_size, bool)
+    if not whole or world_size < 1:
         raise ValueError(f"world_size is {world_size!r}; it must be a whole number, 1 or more")
-    if not timeout > 0:
-        raise ValueError(f"timeout is {timeout} s; it must be more than 0")
+    if not isinstance(timeout, Real) or not 0 < timeout < 10**8:
+        raise ValueError(f"timeout is {timeout!r} s; it must be more than 0, and finite")
 
 
 def _run_apart(supervisor: Supervisor, outcome: dict, cancel: threading.Event) -> None:
@@ -189,6 +192,6 @@ def _read_output(folder: str, world_size: int) -> list[str]:
     texts = []
     for rank in range(world_size):
         file = Path(folder) / f"rank{rank}.output"
-        text = file.read_text(errors="replace") if file.exists() else ""
+        text = file.read_bytes().decode(errors="replace") if file.exists() else ""
         texts.append(shorten(text, MAX_OUTPUT))
     return texts

@@ -17,6 +17,7 @@ import linecache
 import os
 import pickle
 import random
+import shutil
 import sys
 import threading
 import time
@@ -78,9 +79,9 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     """Describe an exception: its own frames, with the source lines of the notebook's cells."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [i for i, f in enumerate(frames) if not f.filename.startswith((PACKAGE, *LIBRARIES))]
-    error.__traceback__ = _skip(error.__traceback__, own[0] if own else 0)
+    shown = _skip(error.__traceback__, own[0] if own else 0)
     try:
-        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        trace = "".join(traceback.format_exception(type(error), error, shown))
         message = str(error)
     except Exception as problem:  # an exception whose own __str__ raises
         trace, message = f"{type(error).__name__} (its text could not be made: {problem!r})", ""
@@ -102,6 +103,7 @@ class Line:
         self.connection = connection
         self.released = threading.Event()
         self._lock = threading.Lock()
+        self.folder = ""  # the launch's, known from the job on; nobody else is left to remove it
 
     def tell(self, kind: str, value: Any = None) -> None:
         """Send one message; a launcher that is gone is the lifeline's business."""
@@ -118,6 +120,7 @@ class Line:
                 elif question == "release":
                     self.released.set()
         except (EOFError, OSError):
+            shutil.rmtree(self.folder, ignore_errors=True)
             os._exit(1)
 
 
@@ -189,7 +192,7 @@ def run_rank(fd: int) -> int:
     except (EOFError, OSError):
         return 1
     capture_output(Path(job.folder) / f"rank{job.rank}.output")
-    log = Log(job.rank)
+    log, line.folder = Log(job.rank), job.folder
     threading.Thread(target=line.listen, args=(log,), daemon=True).start()
     try:
         device = prepare(job)
@@ -199,7 +202,9 @@ def run_rank(fd: int) -> int:
         result = worker(group, *args, **kwargs)
         _flush()
         log.settle()
-        line.tell("result", (pickling.dump_result(result), log.events, dict(log.counts)))
+        line.tell(
+            "result", (pickling.dump_result(result), log.events, dict(log.counts), log.alone())
+        )
     except BaseException as error:
         _flush()
         line.tell("failure", failure_of(error, job.rank))

@@ -45,7 +45,8 @@ def raised(failure: Failure, world_size: int) -> RankError:
 def died(rank: int, code: int | None, world_size: int) -> RankError:
     """The error for a process that ended before its worker returned."""
     if code is not None and code < 0:
-        name = signal.Signals(-code).name
+        known = -code in iter(signal.Signals)  # real-time signals have no name
+        name = signal.Signals(-code).name if known else "no name"
         cause = {
             "SIGKILL": "usually the system ended it because memory ran out, or somebody killed it",
             "SIGSEGV": "native code touched memory that was not its own",

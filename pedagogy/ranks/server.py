@@ -50,6 +50,7 @@ def preload(names: tuple[str, ...]) -> None:
 
 def become_rank(request: dict, fd: int, inherited: list) -> None:
     """The child's half of a fork: never returns."""
+    os.setsid()  # its own children are in its group, and end with it
     for closable in inherited:
         closable.close()
     signal.set_wakeup_fd(-1)
@@ -122,7 +123,7 @@ def serve(control: socket.socket) -> None:
     finally:
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -138,10 +138,8 @@ class Forked:
         return code
 
     def kill(self) -> None:
-        """End it at once."""
-        if self.exit_code() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        """End it at once, and whatever it has started."""
+        end_group(self.pid)
 
 
 class Spawned:
@@ -162,8 +160,14 @@ class Spawned:
         return self.process.poll()
 
     def kill(self) -> None:
-        """End it at once."""
-        self.process.kill()
+        """End it at once, and whatever it has started."""
+        end_group(self.pid)
+
+
+def end_group(pid: int) -> None:
+    """Kill the processes of the group that `pid` leads; also what outlived its leader."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _exists(pid: int) -> bool:

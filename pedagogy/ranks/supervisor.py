@@ -17,7 +17,7 @@ import pickle
 import threading
 import time
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, NamedTuple
 
 from pedagogy.ranks import pickling, report
 from pedagogy.ranks.process import Failure, Job
@@ -30,18 +30,27 @@ SETTLE = 0.3  # seconds in which other reports of the same failure may still arr
 START_SECONDS = 120.0  # in which all ranks must have joined the group
 
 
+class Returned(NamedTuple):
+    """What a rank sent when its worker had returned; `alone`: no thread of it goes on."""
+
+    result: Any
+    events: list
+    counts: dict
+    alone: bool
+
+
 class Cancelled(Exception):
     """The main thread was interrupted."""
 
 
 class Supervisor:
-    """Runs one launch; `run` returns for each rank (result, events)."""
+    """Runs one launch; `run` returns what each rank returned."""
 
     def __init__(self, jobs: list[Job], cancel: threading.Event) -> None:
         self.jobs, self.cancel = jobs, cancel
         self.size = len(jobs)
         self.processes: list = []
-        self.results: dict[int, tuple[Any, list, dict]] = {}
+        self.results: dict[int, Returned] = {}
         self.ready: set[int] = set()
         self.failures: list[Failure] = []
         self.deaths: dict[int, int | None] = {}
@@ -49,7 +58,7 @@ class Supervisor:
         self.previous: dict[int, dict] = {}
         self.asked = 0.0
 
-    def run(self) -> list[tuple[Any, list]]:
+    def run(self) -> list[Returned]:
         """Start, listen and end; whatever happens, no process is left."""
         try:
             self._start()
@@ -61,7 +70,7 @@ class Supervisor:
                 self._watch_start()
                 self._ask()
             self._release()
-            return [self.results[rank][:2] for rank in range(self.size)]
+            return [self.results[rank] for rank in range(self.size)]
         finally:
             end_all(self.processes)
 
@@ -100,8 +109,21 @@ class Supervisor:
             elif kind == "failure":
                 self.failures.append(value)
             elif kind == "result":
-                result, events, counts = value
-                self.results[rank] = (pickling.load(result), events, counts)
+                self.results[rank] = Returned(self._load(rank, value[0]), *value[1:])
+        for rank, process in enumerate(self.processes):  # a child of its own may hold the line open
+            if rank in self.results or rank in self.deaths or process.connection.poll():
+                continue
+            if process.exit_code() is not None:
+                self._note_death(rank)
+
+    def _load(self, rank: int, result: bytes) -> Any:
+        try:
+            return pickling.load(result)
+        except Exception as error:
+            raise report.RankError(
+                f"what rank {rank} returned cannot be read back: {type(error).__name__}: {error}",
+                rank,
+            ) from error
 
     def _note_death(self, rank: int) -> None:
         """The connection of a rank closed: find out how its process ended."""
@@ -149,13 +171,13 @@ class Supervisor:
         """**Raises** HangError where a wait cannot end, or has lasted too long."""
         answers = {rank: status for rank, status in self.round.items() if rank in running}
         counts = {rank: status["counts"] for rank, status in answers.items()}
-        counts |= {rank: result[2] for rank, result in self.results.items()}
+        counts |= {rank: returned.counts for rank, returned in self.results.items()}
         waiting = {rank: status["wait"] for rank, status in answers.items() if status["wait"]}
         rows = report.hang_rows(answers, self.results, self.size)
         table = report.table_text(rows)
         for rank, waits in waiting.items():
             peers = blocked_by(waits, counts)
-            gone = [peer for peer in peers if peer in self.results]
+            gone = [peer for peer in peers if peer in self.results and self.results[peer].alone]
             if gone and (not waits.any_peer or len(gone) == len(waits.peers)):
                 raise report.HangError(
                     f"rank {gone[0]} finished normally while rank {rank} was still communicating "
@@ -192,7 +214,7 @@ class Supervisor:
                 return False
             if status["counts"] != before["counts"] or not blocked_by(status["wait"], counts):
                 return False
-        return bool(running)
+        return bool(running) and all(returned.alone for returned in self.results.values())
 
     def _release(self) -> None:
         """All workers returned: let the ranks leave together."""

@@ -61,7 +61,7 @@ def join_and_run(
     captured = io.StringIO()
     try:
         with contextlib.redirect_stdout(captured):
-            result = worker(group, *args, **kwargs)
+            result = pickling.dump_result(worker(group, *args, **kwargs))
     except BaseException as error:
         sys.stderr.write(captured.getvalue())
         failure = failure_of(error, log.rank)
@@ -92,9 +92,9 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
-def _gather(result: Any, output: str, group: Group, placement: Placement, log: Log) -> Run:
+def _gather(result: bytes, output: str, group: Group, placement: Placement, log: Log) -> Run:
     log.settle()
-    mine = pickle.dumps((pickling.dump_result(result), log.events, output))
+    mine = pickle.dumps((result, log.events, output))
     everyone: list[bytes] = [b""] * group.size
     if group.size > 1:
         dist.all_gather_object(everyone, mine)

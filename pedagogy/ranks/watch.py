@@ -40,6 +40,7 @@ from pedagogy.ranks.trace import Event
 PACKAGE = str(Path(__file__).resolve().parents[1])
 LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 TORCH_DISTRIBUTED = str(Path(torch.distributed.__file__).parent)
+WATCHDOG = "pedagogy-watchdog"  # the name of a thread that ends a worker and sends nothing
 Key = tuple  # ("collective", group) or ("send" | "recv", group, from, to)
 
 
@@ -72,8 +73,9 @@ class Log:
         self.counts: Counter[Key] = Counter()
         self.waits: list[Wait] = []
         self._num_groups = 0
+        self.under_way: set[object] = set()  # handles that nobody waited for: kept, or gloo cancels
         self.unsettled: list[Callable[[], Event]] = []  # events whose times a GPU still knows alone
-        self._raw: tuple[tuple, float] | None = None
+        self._raw: tuple[types.FrameType, int, float] | None = None
         self.main_thread = threading.get_ident()
 
     def now(self) -> float:
@@ -95,11 +97,15 @@ class Log:
         if frame is None or not frame.f_code.co_filename.startswith(TORCH_DISTRIBUTED):
             self._raw = None
             return None
-        call = (id(frame), frame.f_lasti)
-        if self._raw is None or self._raw[0] != call:
-            self._raw = (call, self.now())
+        if self._raw is None or self._raw[0] is not frame or self._raw[1] != frame.f_lasti:
+            self._raw = (frame, frame.f_lasti, self.now())  # the frame itself: a number is reused
         kind = f"torch.distributed {frame.f_code.co_name}"
-        return Wait(kind, (), self._raw[1], (), False, self.main_thread)
+        return Wait(kind, (), self._raw[2], (), False, self.main_thread)
+
+    def alone(self) -> bool:
+        """Whether no thread but the worker's and the one that talks to the launcher could send."""
+        threads = [t for t in threading.enumerate() if t.name != WATCHDOG]
+        return len(threads) <= 2
 
     def number_group(self) -> int:
         """0, 1, 2, ... in the order in which this rank made its groups, the same on all ranks."""
@@ -127,12 +133,10 @@ class Log:
         """A snapshot for the launcher, taken by another thread than the worker's."""
         waits = list(self.waits)
         wait = waits[0] if waits else self._raw_wait()
-        # The worker's thread and the one that asks; a timer that is pending sends nothing.
-        others = [t for t in threading.enumerate() if not isinstance(t, threading.Timer)][2:]
         return {
             "now": self.now(),
             "wait": wait,
-            "alone": not others and len(waits) <= 1,  # nobody else in this rank could help
+            "alone": self.alone() and len(waits) <= 1,  # nobody else in this rank could help
             "counts": dict(self.counts),
             "line": worker_line(wait.thread if wait else self.main_thread),
         }

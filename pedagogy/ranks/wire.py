@@ -30,7 +30,7 @@ import torch
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-    torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
+    torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128,
 ]  # fmt: skip
 HEADER_LENGTH = 16
 MAX_DIMS = HEADER_LENGTH - 3
@@ -66,7 +66,8 @@ class Wire:
     def readable(self, x: torch.Tensor) -> torch.Tensor:
         """`x` itself where the transport can read it as it is, else a dense copy."""
         x = x.detach()
-        if not self.staged and x.device == self.carrier and x.is_contiguous():
+        lazy = x.is_conj() or x.is_neg()  # what memory holds is not what the tensor says
+        if not self.staged and x.device == self.carrier and x.is_contiguous() and not lazy:
             return x
         return self.copy(x)
 
@@ -78,13 +79,18 @@ class Wire:
         return wire.to(self.device, copy=True)
 
 
+def check_dtype(x: torch.Tensor) -> None:
+    """**Raises** ValueError for a dtype that the transport lacks."""
+    if x.dtype not in DTYPES:
+        raise ValueError(f"cannot send {x.dtype}; the dtypes that can be sent: {DTYPES}")
+
+
 def make_header(x: torch.Tensor) -> torch.Tensor:
     """The shape and dtype of `x` as 16 integers.
 
     **Raises** ValueError for a dtype or a number of dimensions that a header cannot hold.
     """
-    if x.dtype not in DTYPES:
-        raise ValueError(f"cannot send {x.dtype}; the dtypes that can be sent: {DTYPES}")
+    check_dtype(x)
     if x.dim() > MAX_DIMS:
         raise ValueError(f"cannot send a tensor of {x.dim()} dimensions; at most {MAX_DIMS}")
     fields = [MAGIC, DTYPES.index(x.dtype), x.dim(), *x.shape]

@@ -43,6 +43,8 @@ def strided(rank):
         "every other": base[::2, 1::2],
         "expanded": base[0, :1].expand(3, 5),
         "flipped": base.flip(0)[1:],
+        "conjugate, lazily": torch.complex(base, base + 1).conj(),
+        "negative, lazily": torch.complex(base, base + 1).conj().imag,
     }
 
 

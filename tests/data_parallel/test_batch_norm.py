@@ -122,3 +122,26 @@ def test_half_precision_is_summed_in_float32():
     y = torch.cat([y.detach() for _, y in run])
     assert y.dtype == torch.float16
     torch.testing.assert_close(y.float(), whole, rtol=2e-3, atol=2e-3)
+
+
+def evaluated_on_one_rank(group):
+    layer = SyncBatchNorm(group, 2, track_running_stats=False).eval()
+    return layer(torch.arange(8.0).view(4, 2)).detach() if group.rank == 0 else None
+
+
+def test_in_eval_mode_nothing_is_sent_even_without_running_statistics():
+    run = launch(evaluated_on_one_rank, 2, timeout=20.0)
+    plain = nn.BatchNorm1d(2, track_running_stats=False).eval()
+    torch.testing.assert_close(run[0], plain(torch.arange(8.0).view(4, 2)).detach())
+    assert len(run.trace.of("all_reduce")) == 0
+
+
+def convert_a_shared_layer(group):
+    layer = nn.BatchNorm1d(2)
+    model = nn.Sequential(layer, nn.Sequential(nn.Linear(2, 2), layer), nn.BatchNorm1d(2))
+    convert_batch_norm(group, model)
+    return isinstance(model[0], SyncBatchNorm), model[0] is model[1][1], model[2] is model[0]
+
+
+def test_a_batch_norm_that_is_used_twice_is_one_layer_after_converting_too():
+    assert launch(convert_a_shared_layer, 1)[0] == (True, True, False)

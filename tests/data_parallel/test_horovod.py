@@ -192,6 +192,90 @@ def test_a_closures_gradients_are_averaged_before_the_step():
     assert list(launch(with_closure, 2)) == [-1.5, -1.5]
 
 
+def line_search(group, num_parts):
+    """LBFGS on `num_parts` parts of the data, of which a rank has its share."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    x, y = torch.randn(32, 4).double(), torch.randn(32, 1).double()
+    share = slice(None) if num_parts == 1 else slice(group.rank, None, num_parts)
+    plain = torch.optim.LBFGS(model.parameters(), max_iter=8, line_search_fn="strong_wolfe")
+    optimizer = DistributedOptimizer(group, plain)
+    num_calls = 0
+
+    def closure():
+        nonlocal num_calls
+        num_calls += 1
+        optimizer.zero_grad()
+        loss = (model(x[share]) - y[share]).square().mean()
+        loss.backward()
+        return loss
+
+    loss = optimizer.step(closure)
+    return num_calls, loss.item(), model[0].weight.detach()
+
+
+def test_a_line_search_sees_the_mean_loss_and_decides_alike_on_all_ranks():
+    alone = launch(line_search, 1, 1)[0]
+    for num_calls, loss, weight in launch(line_search, 2, 2, timeout=20.0):
+        assert num_calls == alone[0] > 8
+        assert loss == pytest.approx(alone[1], rel=1e-12)
+        torch.testing.assert_close(weight, alone[2], rtol=1e-6, atol=1e-8)
+
+
+def schedule(group):
+    model = nn.Linear(2, 1)
+    wrapped = DistributedOptimizer(group, torch.optim.SGD(model.parameters(), lr=1.0))
+    scheduler = torch.optim.lr_scheduler.StepLR(wrapped.optimizer, 1, gamma=0.5)
+    model(torch.ones(1, 2) * (group.rank + 1)).sum().backward()
+    before = model.weight.detach().clone()
+    wrapped.step()
+    scheduler.step()
+    return before - model.weight.detach(), wrapped.param_groups[0]["lr"]
+
+
+def test_a_scheduler_of_the_wrapped_optimizer_sets_the_rate_of_both():
+    for step, learning_rate in launch(schedule, 2):
+        torch.testing.assert_close(step, torch.full((1, 2), 1.5))
+        assert learning_rate == 0.5
+
+
+def change_afterwards(group):
+    messages = []
+    for change in ("add", "unfreeze"):
+        model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+        model.bias.requires_grad_(False)
+        optimizer = DistributedOptimizer(group, torch.optim.SGD(model.parameters(), lr=1.0))
+        if change == "add":
+            optimizer.add_param_group({"params": list(other.parameters())})
+        else:
+            model.bias.requires_grad_(True)
+        (model(torch.ones(1, 2)) + other(torch.ones(1, 2))).sum().backward()
+        with pytest.raises(RuntimeError) as caught:
+            optimizer.step()
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_parameters_that_were_added_or_unfrozen_later_are_not_skipped_silently():
+    added, unfrozen = launch(change_afterwards, 1)[0]
+    assert "2 parameters were added or unfrozen after wrapping" in added
+    assert "1 parameters were added or unfrozen after wrapping" in unfrozen
+
+
+def complex_gradients(group):
+    parameter = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    plain = torch.optim.SGD([parameter], lr=1.0)
+    with pytest.raises(ValueError, match=r"1 parameters are complex, and torch\.float16"):
+        DistributedOptimizer(group, plain, compression="fp16")
+    parameter.grad = torch.full((2,), 2 + 4j) * group.rank
+    DistributedOptimizer(group, plain).synchronize()
+    return parameter.grad.tolist()
+
+
+def test_complex_gradients_are_averaged_whole_and_never_compressed():
+    assert list(launch(complex_gradients, 2)) == [[1 + 2j, 1 + 2j]] * 2
+
+
 def test_tensors_are_fused_in_order_up_to_the_limit():
     tensors = [torch.zeros(n) for n in (2, 2, 2, 10, 1)] + [torch.zeros(1, dtype=torch.float64)]
     sizes = [[t.numel() for t in run] for run in fuse(tensors, 16)]

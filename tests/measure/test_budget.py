@@ -40,6 +40,14 @@ def test_a_module_that_does_not_fit_fails_on_entry_and_leaves_no_meter_behind():
     assert budget.peak == 440
 
 
+def test_a_sparse_parameter_that_does_not_fit_fails_on_entry_too():
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.eye(3).to_sparse())
+    pattern = "module and optimizer brought the live bytes to 60"
+    with pytest.raises(BudgetExceeded, match=pattern), DeviceBudget(59, model):
+        pass
+
+
 @pytest.mark.parametrize("spare", [0, 1])
 def test_a_training_step_needs_exactly_its_peak(spare):
     torch.manual_seed(0)

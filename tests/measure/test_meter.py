@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import io
 
 import pytest
 import torch
@@ -59,6 +61,73 @@ def test_a_resized_storage_has_its_new_size():
         assert meter.now == 400
         x.untyped_storage().resize_(0)
         assert meter.now == 0
+
+
+def test_an_older_tensor_that_an_operation_resizes_counts_from_then_on():
+    grown, written = torch.empty(0), torch.empty(100)
+    with memory_meter() as meter:
+        torch.ones(100, out=written)
+        assert meter.now == 0
+        torch.ones(100, out=grown)
+        assert meter.now == 400
+        grown.resize_(200)
+        assert meter.now == 800
+
+
+def test_a_deep_copy_counts_and_its_older_original_does_not():
+    original = torch.ones(100, 100)
+    with memory_meter() as meter:
+        copied = copy.deepcopy(original)
+        assert meter.now == copied.nbytes == 40_000
+        copy.deepcopy(copied)
+        assert meter.now == 40_000
+
+
+def test_a_loaded_tensor_counts_once_for_all_its_views():
+    x = torch.ones(1000)
+    file = io.BytesIO()
+    torch.save([x, x[:10]], file)
+    file.seek(0)
+    with memory_meter() as meter:
+        loaded = torch.load(file)
+        assert meter.now == loaded[0].nbytes == 4000
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")  # such tensors are in beta state, PyTorch says
+def test_a_sparse_tensor_has_the_bytes_of_its_indices_and_values():
+    older = torch.eye(5).to_sparse()
+    with memory_meter() as meter:
+        listed = torch.eye(3).to_sparse()
+        assert meter.now == 2 * 3 * 8 + 3 * 4
+        by_row = torch.sparse_csr_tensor(torch.arange(4), torch.arange(3), torch.ones(3))
+        views = older.indices(), by_row.values()
+        assert meter.now == (2 * 3 * 8 + 3 * 4) + (4 * 8 + 3 * 8 + 3 * 4)
+        del listed
+        assert meter.now == 4 * 8 + 3 * 8 + 3 * 4
+    assert len(views) == 2
+
+
+def test_sparse_gradients_are_gradients():
+    table = nn.Embedding(10, 4, sparse=True)
+    with memory_meter(table) as meter:
+        table(torch.tensor([1, 2])).sum().backward()
+        assert meter.now_by_kind["gradients"] == 2 * 8 + 2 * 4 * 4
+        assert meter.now_by_kind["parameters"] == 160
+
+
+def test_a_tensor_without_a_storage_is_passed_over():
+    with memory_meter() as meter:
+        x = torch.ones(10, 10).to_mkldnn()
+        assert meter.now == 0
+        assert x.to_dense().nbytes == meter.peak == 400
+
+
+def test_the_parameters_of_a_lazy_module_count_when_they_get_their_shape():
+    model = nn.LazyLinear(4)
+    with memory_meter(model, torch.optim.SGD(model.parameters())) as meter:
+        assert meter.now == 0
+        model(torch.ones(2, 3))
+        assert meter.now_by_kind["parameters"] == 4 * (4 * 3 + 4)
 
 
 def test_meta_tensors_hold_no_memory():

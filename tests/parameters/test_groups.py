@@ -51,6 +51,19 @@ def test_an_average_is_the_mean_over_ranks_in_place_for_any_stride(world_size):
         torch.testing.assert_close(b, expected)
 
 
+def test_an_average_of_half_precision_does_not_overflow_in_the_sum():
+    def worker(group):
+        import torch
+
+        from pedagogy.parameters import average
+
+        x = torch.full((3,), 40_000.0, dtype=torch.float16)
+        average(group, [x])
+        return x.tolist()
+
+    assert list(launch(worker, 2)) == [[40_000.0] * 3] * 2  # the sum, 80,000, is above 65,504
+
+
 def test_an_average_of_integers_is_refused():
     from pedagogy.parameters import average
 
@@ -135,6 +148,12 @@ def test_one_process_clips_as_pytorch_does(max_norm):
 
 def test_large_half_precision_gradients_do_not_overflow_the_norm():
     assert float(global_norm([((), [torch.full((4,), 1000.0, dtype=torch.float16)])])) == 2000
+
+
+def test_complex_gradients_count_as_two_real_numbers_and_are_clipped_whole():
+    gradient = torch.tensor([3 + 4j, 12j]).conj()
+    assert float(clip_by_global_norm([((), [gradient])], 6.5)) == 13
+    torch.testing.assert_close(gradient, torch.tensor([1.5 - 2j, -6j]))
 
 
 def test_a_norm_of_nothing_is_zero():

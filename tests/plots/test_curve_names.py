@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pedagogy.plots import curves_figure
+from pedagogy.plots import curves_figure, style
 
 
 @pytest.mark.parametrize("scale", ["linear", "log"])
@@ -20,3 +20,19 @@ def test_names_stand_at_the_ends_of_their_lines(scale):
         assert places[line.get_label()] == pytest.approx(
             ax.transAxes.inverted().transform(pixel)[1]
         )
+
+
+def test_levels_are_named_grey_lines_across_the_picture():
+    figure = curves_figure({"need": ([1, 2], [5, 30])}, "It crosses.", levels={"card": 20.0})
+    (ax,) = figure.axes
+    lines = {line.get_label(): line for line in ax.get_lines()}
+    assert list(lines["card"].get_ydata()) == [20.0, 20.0]
+    assert lines["card"].get_color() == style.MUTED != lines["need"].get_color()
+    assert {text.get_text() for text in ax.texts} == {"card", "need"}
+
+
+def test_the_y_axis_begins_where_it_is_told_to():
+    figure = curves_figure({"need": ([1, 2], [18, 26])}, "It grows.", y_bottom=0)
+    low, high = figure.axes[0].get_ylim()
+    assert low == 0
+    assert high > 26

@@ -64,8 +64,10 @@ def do(group, kind: str) -> None:
 def measure(group, kind: str) -> tuple[int, int, int]:
     """(bytes of the events, bytes written, bytes on the interface) of one operation."""
     group.barrier()
+    interface = on_loopback()
+    group.barrier()  # nobody sends before everybody has looked
     group.events.clear()
-    before, interface = bytes_written(), on_loopback()
+    before = bytes_written()
     do(group, kind)
     wrote = bytes_written() - before
     claimed = sum(event.nbytes for event in group.events)
