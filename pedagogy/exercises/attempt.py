@@ -13,37 +13,40 @@ import copy
 import ctypes
 import dis
 import inspect
-import linecache
-import re
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from pedagogy.exercises.compare import difference, shortened
+from pedagogy.exercises.compare import difference
+from pedagogy.exercises.failures import hang_text, is_of_a_stub, rank_text, signature, where
 
 HERE_SECONDS = 10.0
 WAIT_SECONDS = 5.0  # the longest wait of one communication, in an exercise on ranks
 RANK_SECONDS = 30.0  # the longest run of all cases on a rank
-RANK_CHARACTERS = 400  # the most that is told of an error on a rank
 
 
 class TimeIsOver(BaseException):
     """Raised inside a function that has used up its time; no `except Exception` catches it."""
 
 
+class NotWritten(Exception):
+    """Raised in place of the NotImplementedError that a stub raises itself."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a function did with all cases.
 
-    `kind` is "value" (`value[rank][case]` holds what it returned), "raised", "looped" (no end),
-    "hung" (ranks waited in vain) or "changed" (an argument was changed in place). Two outcomes are
-    the same if `kind` and `value` are; `detail` says in one line what happened.
+    `kind` is "value" (`value[rank][case]` holds what it returned), "blank" (a stub's own
+    NotImplementedError), "raised", "looped" (no end), "hung" (ranks waited in vain) or "changed"
+    (an argument was changed in place). Two outcomes are the same if `kind` and `value` are;
+    `detail` says in one line what happened.
     """
 
     kind: str
@@ -89,8 +92,10 @@ def _attempt_here(function: Callable, cases: Sequence, observe: Callable | None)
             box.append(_try_cases(function, cases, observe, (), 0))
         except TimeIsOver:
             pass
+        except NotWritten:
+            box.append(Outcome("blank"))
         except BaseException as error:
-            box.append(Outcome("raised", _signature(error), _where(error, function)))
+            box.append(Outcome("raised", signature(error), where(error, function)))
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -107,13 +112,18 @@ def _attempt_here(function: Callable, cases: Sequence, observe: Callable | None)
 def _try_cases(
     function: Callable, cases: Sequence, observe: Callable | None, first: tuple, rank: int
 ) -> Outcome:
+    call = function if observe is None else partial(observe, function)
     results, changed = [], None
     for case in cases:  # to the last case, so that ranks which wait for this one are not deserted
         arguments, before = arguments_of(case, rank), arguments_of(case, rank)
+        try:
+            results.append(call(*first, *arguments))
+        except NotImplementedError as error:
+            if is_of_a_stub(error, function):
+                raise NotWritten from error
+            raise
         if observe is not None:
-            results.append(observe(function, *first, *arguments))
             continue
-        results.append(function(*first, *arguments))
         for index, (one, other) in enumerate(zip(arguments, before, strict=True)):
             if changed is None and _is_plain(other) and difference(one, other, 0.0):
                 changed = index
@@ -140,12 +150,14 @@ def _attempt_on_ranks(
             timeout=WAIT_SECONDS,
         )
     except HangError as error:
-        return Outcome("hung", [list(row[:3]) for row in error.table], _hang_text(error))
+        return Outcome("hung", [list(row[:3]) for row in error.table], hang_text(error))
     except RankError as error:
         if error.kind == TimeIsOver.__name__:
             text = f"no end after {RANK_SECONDS:.0f} s on rank {error.rank}"
             return Outcome("looped", None, text)
-        return Outcome("raised", str(error).splitlines()[0], _rank_text(error, function))
+        if error.kind == NotWritten.__name__:
+            return Outcome("blank")
+        return Outcome("raised", str(error).splitlines()[0], rank_text(error, function))
     for outcome in run:
         if outcome.kind != "value":
             return outcome
@@ -189,44 +201,3 @@ def _argument_name(function: Callable, index: int) -> str:
         return f"`{list(inspect.signature(function).parameters)[index]}`"
     except (ValueError, TypeError, IndexError):
         return f"number {index + 1}"
-
-
-def _signature(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
-def _where(error: BaseException, function: Callable) -> str:
-    """The error, with the line of the learner's own code on which it was raised."""
-    code = getattr(function, "__code__", None)
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename]
-    text = f"it raises {_signature(error)}"
-    if not own:
-        return text
-    line = own[-1].line or linecache.getline(own[-1].filename, own[-1].lineno or 0).strip()
-    return f"{text} (line {own[-1].lineno}: `{line}`)" if line else text
-
-
-def _hang_text(error: Any) -> str:
-    """A HangError's finding and its table, in one line."""
-    rows = []
-    for rank, what, peers, _, line in error.table:
-        to = "" if peers == "-" else f" (rank {peers})"
-        at = "" if line == "-" else f" at {line}"
-        rows.append(f"rank {rank}: {what}{to}{at}")
-    return f"{str(error).splitlines()[0]}; {'; '.join(rows)}"
-
-
-def _rank_text(error: Any, function: Callable) -> str:
-    """What a RankError says in one line, with the line of the learner's own code if there is one.
-
-    An error of several lines, such as a ValueError with a line for each rank, is joined.
-    """
-    message = str(error).split("\n\n", 1)[0].split("\n(the other ranks", 1)[0]
-    head, *rows = [line.strip() for line in message.splitlines()]
-    text = f"{head} {'; '.join(rows)}" if rows else head
-    text = shortened(text, RANK_CHARACTERS)
-    code = getattr(function, "__code__", None)
-    name = re.escape(code.co_name) if code is not None else "unknown"
-    own = re.findall(rf"line (\d+), in {name}\n\s*(.+)", str(error))
-    return f"{text} (line {own[-1][0]}: `{own[-1][1].strip()}`)" if own else text

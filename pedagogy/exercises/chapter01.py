@@ -1,7 +1,8 @@
 """Chapter 01: averaging over ranks, and buckets.
 
-The rings stand in `chapter01_rings`, a wrapper of one's own in `chapter01_overlap`, the predictions
-in `chapter01_predictions`, asynchronous training in `chapter01_asynchronous`.
+All-reduces stand in `chapter01_rings` and `chapter01_halving`, a wrapper of one's own in
+`chapter01_overlap`, the predictions in `chapter01_predictions`, asynchronous training in
+`chapter01_asynchronous`.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ AVERAGE = Exercise(
     chapter="01",
     reference=average_over_ranks,
     cases=[_parameters],
+    labels=["three parameters"],
     observe=_averaged,
     ranks=2,
     mistakes=[
@@ -173,6 +175,12 @@ BUCKETS = Exercise(
         ([50, 50, 50, 50], 100),
         ([10, 10, 10], 1000),
         ([30, 80, 30, 80, 30], 60),
+    ],
+    labels=[
+        "[400, 20, 120, 12] with a limit of 100",
+        "[50, 50, 50, 50] with a limit of 100",
+        "[10, 10, 10] with a limit of 1000",
+        "[30, 80, 30, 80, 30] with a limit of 60",
     ],
     mistakes=[
         (

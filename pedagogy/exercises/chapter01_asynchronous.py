@@ -55,6 +55,7 @@ STALENESS = Exercise(
     chapter="01",
     reference=staleness_of,
     cases=[([1, 2, 3, 1, 2, 3],), ([1, 1, 2, 1, 1, 1, 2],), ([1, 1, 1],), ([],)],
+    labels=["1, 2, 3, 1, 2, 3", "1, 1, 2, 1, 1, 1, 2", "1, 1, 1", "no update"],
     mistakes=[
         (
             _own_update_counts,
@@ -70,8 +71,7 @@ STALENESS = Exercise(
         ),
         (
             _read_by_all,
-            "Only the worker whose gradient was applied gets new weights; the others go on with "
-            "theirs.",
+            "Only the worker whose gradient was applied gets new weights; the others keep theirs.",
         ),
     ],
     hints=[
@@ -111,6 +111,14 @@ def _from_the_version_read(weights, read_versions, gradient, learning_rate):
     return versions[-1]
 
 
+def _updated_in_place(weights, read_versions, gradient, learning_rate):
+    newest, versions = weights.clone(), [weights]
+    for v, read in enumerate(read_versions):
+        newest -= learning_rate * gradient(versions[read], v)
+        versions.append(newest)
+    return newest
+
+
 def _always_at_the_first(weights, read_versions, gradient, learning_rate):
     return replayed(weights, [0] * len(read_versions), gradient, learning_rate)
 
@@ -137,16 +145,20 @@ REPLAYED = Exercise(
         (_START, [0, 1, 0, 3, 4, 3], _bowl, 0.25),
         (_START, [], _bowl, 0.5),
     ],
+    labels=["versions 0, 0, 0, 1, 2, 3 read", "versions 0, 1, 0, 3, 4, 3 read", "no update"],
     mistakes=[
         (
             _as_if_fresh,
-            "This takes each gradient at the newest weights, as if nobody were late: that is plain "
-            "SGD. So is `-=` on one tensor, which changes every version in the list at once.",
+            "This takes each gradient at the newest weights, as if none were late: plain SGD.",
         ),
         (
             _from_the_version_read,
-            "The gradient comes from the old version, but it is applied to the newest one. "
-            "Starting from the old one throws away all updates in between.",
+            "The gradient is the old version's, and is applied to the newest one: starting from "
+            "the old one throws away all updates in between.",
+        ),
+        (
+            _updated_in_place,
+            "The list holds one tensor many times, and -= changes it: make a new one each time.",
         ),
         (_always_at_the_first, "Every gradient is taken at version 0; look up the version read."),
     ],
@@ -215,6 +227,7 @@ FIRST_N = Exercise(
         _first_n_of_each(4, 3, [0, 0, 0, 1, 1, 0, 1, 2, 1, 2, 2]),
         _first_n_of_each(2, 2, [0, 0, 1, 1]),
     ],
+    labels=["the first 2 of 3 workers", "the first 3 of 4 workers", "both of 2 workers"],
     mistakes=[
         (
             _late_ones_too,

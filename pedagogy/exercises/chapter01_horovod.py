@@ -70,6 +70,7 @@ FUSED = Exercise(
     chapter="01",
     reference=fused_average,
     cases=FUSED_CASES,
+    labels=["four tensors of other shapes", "one tensor"],
     ranks=3,
     targets=[_one_message_each],
     mistakes=[
@@ -105,6 +106,7 @@ EQUAL_WORKERS = Prediction(
     key=lambda: simulate_asynchronous((1.0,) * 5, None, 20.0).staleness[-1],
     mistakes=[
         (5, "a worker reads right after its own update, which it therefore does not miss."),
+        (2, "each of the 4 others applies one while this worker computes, not every second."),
         (0, "while a worker computes, each of the others applies a gradient."),
         (1, "that would be one other worker."),
     ],
@@ -135,6 +137,8 @@ HALF_WIRE = Prediction(
         (150, "that is fp32, 4 bytes each; on the wire there are 2."),
         (50, "that is the tensor once, in fp16; a ring sends 2(N-1)/N of it."),
         (100, "that is the tensor once, in fp32."),
+        (37.5, "that is the reduce-scatter alone; the all-gather sends as much again."),
+        (300, "that is what all four ranks send together."),
     ],
     because="2(N-1)/N = 1.5 times 25 million times 2 bytes.",
 )

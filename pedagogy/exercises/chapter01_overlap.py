@@ -55,6 +55,24 @@ def _summed(group, module, bucket_bytes):
         parameter.register_hook(lambda gradient: gradient * group.size)
 
 
+def _never_copied_back(group, module, bucket_bytes):
+    for parameter in module.parameters():  # what is averaged and thrown away might as well not be
+        group.broadcast_(parameter.data)
+
+
+def _counts_never_reset(group, module, bucket_bytes):
+    _never_copied_back(group, module, bucket_bytes)
+    done = set()
+
+    def first_time(parameter: Tensor) -> None:
+        if parameter not in done:
+            group.all_reduce_(parameter.grad, "mean")
+        done.add(parameter)
+
+    for parameter in module.parameters():
+        parameter.register_post_accumulate_grad_hook(first_time)
+
+
 def _one_bucket(group, module, bucket_bytes):
     replicate(group, module, 10**9)
 
@@ -116,6 +134,7 @@ REPLICATE = Exercise(
     chapter="01",
     reference=replicate,
     cases=[_arguments],
+    labels=["three steps of a small MLP"],
     observe=_trained,
     ranks=2,
     targets=[_few_messages, _overlapped],
@@ -128,6 +147,16 @@ REPLICATE = Exercise(
         (
             _summed,
             "The gradients are summed, not averaged: use op='mean', or divide by group.size.",
+        ),
+        (
+            _never_copied_back,
+            "After backward the gradients are still each rank's own: the bucket is a copy, so "
+            "bring its averaged pieces back into every .grad after wait().",
+        ),
+        (
+            _counts_never_reset,
+            "The first backward is right and later ones average nothing: count again from the "
+            "start when a backward has ended.",
         ),
         (
             _one_bucket,

@@ -19,6 +19,8 @@ RING_BYTES = Prediction(
         (3_000_000, "that is the first half alone, the reduce-scatter."),
         (12_000_000, "that is what a server of 3 others would send: the tensor once to each."),
         (24_000_000, "that is what all four ranks send together."),
+        (1_500_000, "that counts numbers; an fp32 number has 4 bytes."),
+        (6, "bytes were asked for, not megabytes."),
         (8_000_000, "that is the bound, 2 tensors, which no number of ranks reaches."),
     ],
     because="2 (N-1)/N = 1.5 tensors of 4 MB.",
@@ -34,6 +36,8 @@ REPLICA_MEMORY = Prediction(
         (24 / 64, "nothing is divided: every rank holds the whole model."),
         (24 * 64, "that is all ranks together."),
         (3, "those are the weights alone, in 16 bit."),
+        (6, "those are the weights alone, in fp32, or weights and gradients in 16 bit."),
+        (24e9, "those are bytes; GB were asked for."),
     ],
     because="16 bytes a parameter, as on one rank; 64 ranks hold it 64 times.",
 )
@@ -45,6 +49,7 @@ MEAN_OF_MEANS = Prediction(
     key=lambda: ((1 + 2 + 3) / 3 + 9) / 2,
     mistakes=[
         (3.75, "that is the mean over the samples, which is what you wanted, not what you get."),
+        (15, "that is the sum over the samples; both ranks take means."),
         (7.5, "each rank's loss is a mean already: rank 0 has 2, not 6."),
     ],
     because="(2 + 9)/2; one process has (1 + 2 + 3 + 9)/4 = 3.75, and nothing complains.",
@@ -68,6 +73,7 @@ EXPOSED = Prediction(
     unit="ms",
     mistakes=[
         (80, "that is without overlap: four all_reduces after backward."),
+        (140, "that counts from the start; backward takes 120 ms of it."),
         (0, "the last bucket's gradients exist when backward ends, and it still has to travel."),
     ],
     because="Each all_reduce hides behind the next layer's backward; the last one cannot.",

@@ -1,16 +1,13 @@
-"""Chapter 01: all-reduce from messages, as a ring and by halving and doubling."""
+"""Chapter 01: a ring all-reduce from messages. Halving and doubling is in `chapter01_halving`."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from pedagogy.costs import communication
-from pedagogy.exercises.engine import Exercise, bytes_sent_at_most
+from pedagogy.exercises.engine import Exercise, bytes_sent_at_most, messages_only
 from pedagogy.exercises.registry import register
 from pedagogy.ranks import Group
-
-# --- the ring --------------------------------------------------------------------------------
 
 
 def ring_sum(group: Group, x: Tensor) -> Tensor:
@@ -93,7 +90,7 @@ def _whole_tensor_around(group, x):
 RING_SHAPES = [(8,), (3, 5)]
 
 
-def _tensor_of(shape):
+def tensor_of(shape):
     """A case: a tensor of that shape, another one on each rank."""
 
     def make(rank: int) -> tuple:
@@ -113,9 +110,10 @@ RING = Exercise(
     title="A ring all-reduce",
     chapter="01",
     reference=ring_sum,
-    cases=[_tensor_of(shape) for shape in RING_SHAPES],
+    cases=[tensor_of(shape) for shape in RING_SHAPES],
+    labels=["8 elements", "15 elements in 3 rows"],
     ranks=4,
-    targets=[bytes_sent_at_most(_ring_limit(4))],
+    targets=[messages_only, bytes_sent_at_most(_ring_limit(4))],
     mistakes=[
         (
             _no_all_gather,
@@ -140,8 +138,8 @@ RING = Exercise(
         ),
         (
             _whole_tensor_around,
-            "The sum is right, but the whole tensor goes around: cut it into group.size chunks, "
-            "and each step carries one.",
+            "Whole tensors travel, around the ring or through one rank: cut yours into group.size "
+            "chunks, and each step carries one.",
         ),
     ],
     hints=[
@@ -154,97 +152,4 @@ RING = Exercise(
     ],
 )
 
-# --- halving and doubling --------------------------------------------------------------------
-
-
-def halve_and_double(group: Group, x: Tensor) -> Tensor:
-    """The sum of the ranks' tensors, in 2 log2 N steps; N is a power of two and divides numel."""
-    result = x.flatten().clone()
-    start, end, distance = 0, result.numel(), group.size // 2
-    history = []
-    while distance:
-        partner, middle = group.rank ^ distance, (start + end) // 2
-        low, high = slice(start, middle), slice(middle, end)
-        kept, given = (low, high) if group.rank < partner else (high, low)
-        received = torch.empty_like(result[kept])
-        group.exchange([(result[given], partner)], [(received, partner)])
-        result[kept] += received
-        history.append((partner, kept, given))
-        start, end, distance = kept.start, kept.stop, distance // 2
-    for partner, kept, given in reversed(history):
-        group.exchange([(result[kept], partner)], [(result[given], partner)])
-    return result.view(x.shape)
-
-
-def _halved(group, x):
-    result = x.flatten().clone()
-    start, end, distance, history = 0, result.numel(), group.size // 2, []
-    while distance:
-        partner, middle = group.rank ^ distance, (start + end) // 2
-        low, high = slice(start, middle), slice(middle, end)
-        kept, given = (low, high) if group.rank < partner else (high, low)
-        received = torch.empty_like(result[kept])
-        group.exchange([(result[given], partner)], [(received, partner)])
-        result[kept] += received
-        history.append((partner, kept, given))
-        start, end, distance = kept.start, kept.stop, distance // 2
-    return result, history
-
-
-def _never_doubled(group, x):
-    return _halved(group, x)[0].view(x.shape)
-
-
-def _doubled_in_the_same_order(group, x):
-    result, history = _halved(group, x)
-    for partner, kept, given in history:
-        group.exchange([(result[kept], partner)], [(result[given], partner)])
-    return result.view(x.shape)
-
-
-def _whole_tensors(group, x):
-    result, distance = x.flatten().clone(), group.size // 2
-    while distance:
-        partner = group.rank ^ distance
-        received = torch.empty_like(result)
-        group.exchange([(result, partner)], [(received, partner)])
-        result += received
-        distance //= 2
-    return result.view(x.shape)
-
-
-HALVING = Exercise(
-    name="halve_and_double",
-    title="A ring's bytes in a tree's steps",
-    chapter="01",
-    reference=halve_and_double,
-    cases=[_tensor_of((8,)), _tensor_of((3, 4))],
-    ranks=4,
-    targets=[bytes_sent_at_most(round(communication.ring_all_reduce_bytes(4 * 20, 4)))],
-    mistakes=[
-        (
-            _never_doubled,
-            "Each rank ends with the finished sum of one quarter only: the exchanges must be run "
-            "backwards to bring the quarters together.",
-        ),
-        (
-            _doubled_in_the_same_order,
-            "The second half repeats the exchanges from far to near. The last pair that halved "
-            "must be the first to double: go through them in reverse.",
-        ),
-        (
-            _whole_tensors,
-            "The sum is right in log2 N steps, but each carries the whole tensor (recursive "
-            "doubling). Give away one half, keep and add to the other.",
-        ),
-    ],
-    hints=[
-        "The partner at a distance d, a power of two, is group.rank ^ d.",
-        "Remember [start, end), what you still own. The lower of two partners keeps the lower "
-        "half.",
-        "Keep a list of (partner, kept, given); the second half is the same list reversed, sending "
-        "kept and receiving given.",
-    ],
-)
-
-register(RING, HALVING)
+register(RING)

@@ -179,6 +179,7 @@ SERVER = Exercise(
     chapter="01",
     reference=parameter_server,
     cases=[(torch.tensor([4.0, -3.0, 2.0]), 0.3, 4)],
+    labels=["two workers, four steps each"],
     ranks=3,
     observe=_served,
     mistakes=[

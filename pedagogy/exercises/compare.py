@@ -41,7 +41,10 @@ def _find(got: Any, want: Any, tolerance: float) -> Found | None:
         both = zip(got, want, strict=True)
         pairs = [(f"element {index}", one, other) for index, (one, other) in enumerate(both)]
         return _first_inside(pairs, tolerance)
-    text = _difference_here(got, want, tolerance)
+    try:
+        text = _difference_here(got, want, tolerance)
+    except Exception:  # an answer of any class may refuse to be compared
+        text = f"it is {_kind(got)}, and {brief(want)} was expected"
     return None if text is None else ((), text)
 
 
@@ -72,7 +75,7 @@ def brief(value: Any) -> str:
     """The value in at most about 60 characters; of an object that needs more, its class."""
     value = _plain(value)
     if isinstance(value, torch.Tensor):
-        if value.numel() > 6:
+        if value.numel() > 6 or not _holds_numbers(value):
             return f"a tensor of shape {tuple(value.shape)}"
         return f"tensor({brief(value.tolist())})"
     if isinstance(value, float):
@@ -81,9 +84,9 @@ def brief(value: Any) -> str:
         inside = ", ".join(brief(one) for one in value)
         text = f"[{inside}]" if isinstance(value, list) else f"({inside})"
     elif isinstance(value, (str, bytes, dict, list, tuple, set, numbers.Number)):
-        text = repr(value)
+        text = _repr(value)
     else:
-        text = repr(value)
+        text = _repr(value)
         if len(text) > 60 or "\n" in text:
             text = _kind(value)
     return shortened(" ".join(text.split()), 60)
@@ -99,11 +102,27 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
-        value = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
-    if isinstance(value, torch.Tensor):
+        try:
+            value = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+        except TypeError:  # its elements are strings, or any objects
+            return value
+    if isinstance(value, torch.Tensor) and _holds_numbers(value):
         value = value.detach().cpu()
         return value.item() if value.dim() == 0 else value
     return value
+
+
+def _holds_numbers(value: torch.Tensor) -> bool:
+    """Whether each element can be looked up: a sparse tensor leaves some out, a meta tensor all."""
+    return value.layout is torch.strided and not value.is_meta
+
+
+def _repr(value: Any) -> str:
+    """Its repr, or its class if that fails: an integer of 5,000 digits has none either."""
+    try:
+        return repr(value)
+    except Exception:
+        return _kind(value)
 
 
 def _key(key: Any) -> str:
@@ -136,7 +155,7 @@ def _number_difference(got: Any, want: Any, tolerance: float) -> str | None:
         return f"it is {got}, and {brief(want)} was expected"
     try:
         near = abs(got - want) <= tolerance * max(1.0, abs(want))
-    except OverflowError:  # one of them is an integer that is larger than any float
+    except (OverflowError, TypeError):  # an integer larger than any float; a Decimal
         near = False
     return None if near else f"it is {brief(got)}, and {brief(want)} was expected"
 
@@ -148,6 +167,10 @@ def _tensor_difference(got: Any, want: torch.Tensor, tolerance: float) -> str | 
         return f"the shape is {tuple(got.shape)}, and {tuple(want.shape)} was expected"
     if got.dtype != want.dtype:
         return f"the dtype is {got.dtype}, and {want.dtype} was expected"
+    if got.layout != want.layout:
+        return f"the layout is {got.layout}, and {want.layout} was expected"
+    if got.is_meta:
+        return "it is on the device meta, where tensors hold no numbers"
     if want.numel() == 0:
         return None
     wide = torch.complex128 if want.is_complex() else torch.float64

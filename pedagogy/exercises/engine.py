@@ -8,7 +8,8 @@ with one sentence. `check` runs the learner's function on all cases; if the outc
 reference's, it runs the mistakes too, and where one of them does exactly the same (the same wrong
 numbers, the same error, the same dead-lock, the same target missed), its sentence is the answer:
 
-    [1] blank       every case gives None, or NotImplementedError    -> not attempted yet
+    [1] blank       every case gives None, or the stub itself raises -> not attempted yet
+                    NotImplementedError
     [2] the same    as the reference, and within the targets         -> correct
     [3] a mistake's outcome                                          -> why, and what differs
     [4] anything else                                                -> what differs
@@ -198,8 +199,8 @@ def _reference_outcome(exercise: Exercise) -> Outcome:
 
 
 def _is_blank(exercise: Exercise, outcome: Outcome) -> bool:
-    if outcome.kind == "raised":
-        return NotImplementedError.__name__ in outcome.value
+    if outcome.kind == "blank":
+        return True
     if outcome.kind != "value":
         return False
     if exercise.observe is None:

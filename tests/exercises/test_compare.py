@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -18,6 +19,20 @@ answers = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
+
+
+class Silent:
+    """An answer that can neither be told nor be compared."""
+
+    def __repr__(self):
+        raise ValueError("no repr")
+
+    def __eq__(self, other):
+        raise ValueError("no comparison")
+
+
+def test_an_integer_with_too_many_digits_is_named_by_its_class():
+    assert difference(10**5000, 7.5, 1e-6) == "it is an int, and 7.5 was expected"
 
 
 @given(answers)
@@ -57,6 +72,18 @@ def test_a_number_agrees_within_the_tolerance_and_not_beyond(want, tolerance):
         (10**400, 1.5, "it is 1000"),
         ("B", "A", "it is 'B', and 'A' was expected"),
         (None, 3, "it is None (None), and a number was expected"),
+        (Decimal(5), 7.5, "it is Decimal('5'), and 7.5 was expected"),
+        (Decimal("sNaN"), 7.5, "it is a Decimal, and 7.5 was expected"),
+        (Silent(), 7.5, "it is a Silent (a Silent), and a number was expected"),
+        (Silent(), (7.5,), "it is a Silent, and a tuple of 1 was expected"),
+        (Silent(), "A", "it is a Silent (a Silent), and a str was expected"),
+        (Silent(), object, "it is a Silent, and <class 'object'> was expected"),
+        (np.array([Silent()]), torch.ones(1), "it is a ndarray, and a tensor of shape (1,) was"),
+        (np.array(["a"]), [1.0], "it is a ndarray, and a list of 1 was expected"),
+        (torch.eye(2).to_sparse(), torch.eye(2), "the layout is torch.sparse_coo, and torch.str"),
+        (torch.eye(2).to_sparse(), 1.0, "it is a Tensor (a tensor of shape (2, 2)), and a number"),
+        (torch.ones(2, device="meta"), torch.ones(2), "on the device meta, where tensors hold no"),
+        (torch.tensor(1.0, device="meta"), 1.0, "it is a Tensor (a tensor of shape ()), and a num"),
     ],
 )
 def test_the_first_difference_is_named(got, want, says):

@@ -131,6 +131,39 @@ def test_an_error_names_the_line_of_the_learners_own_code(capsys):
     assert "`return x[7] # there is no seventh`" in text
 
 
+@pytest.mark.parametrize(
+    ("operation", "problem"),
+    [
+        (lambda x: (x > 0) @ (x > 0), "not implemented for 'Bool'"),
+        (lambda x: x.to_sparse().view(2), "Could not run 'aten::view'"),
+    ],
+)
+def test_what_pytorch_has_not_implemented_is_an_attempt(operation, problem, capsys):
+    text = said(operation, capsys)
+    assert text.startswith("not yet. It raises NotImplementedError: ")
+    assert problem in text
+    assert len(text) < 600
+
+
+def test_an_error_that_speaks_of_not_implemented_error_is_an_attempt(capsys):
+    def refuses(x):
+        raise ValueError("a NotImplementedError is no answer")
+
+    assert said(refuses, capsys).startswith("not yet. It raises ValueError: a NotImplementedError")
+
+
+def test_an_error_without_a_text_is_named_by_its_class(capsys):
+    class Speechless(Exception):
+        def __str__(self):
+            raise ValueError("no text")
+
+    def raises(x):
+        raise Speechless
+
+    text = said(raises, capsys)
+    assert text.startswith("not yet. It raises Speechless (line ")
+
+
 def test_an_error_like_a_known_mistakes_is_explained(capsys):
     text = said(lambda x: x.sum() / x.numel, capsys)
     assert text.startswith("not yet. numel is a method: call it. It raises TypeError")

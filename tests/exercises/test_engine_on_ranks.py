@@ -60,6 +60,26 @@ def test_on_ranks_an_error_is_told_in_one_line(capsys):
     assert "`return x / (1 // group.rank)`" in text
 
 
+def test_on_ranks_a_stub_that_raises_is_not_attempted_and_an_operation_that_does_is(capsys):
+    def stub(group, x):
+        if group.rank == 0:
+            raise NotImplementedError("write me")
+        return group.recv(0)
+
+    assert said(stub, capsys, "toy_average").startswith("not attempted yet")
+
+    def refuses(group, x):
+        if group.rank == 0:
+            raise ValueError("a NotImplementedError is no answer")
+        return group.recv(0)
+
+    text = said(refuses, capsys, "toy_average")
+    assert text.startswith("not yet. Rank 0 raised ValueError: a NotImplementedError")
+
+    text = said(lambda group, x: (x > 0) @ (x > 0), capsys, "toy_average")
+    assert "raised NotImplementedError" in text
+
+
 def test_on_ranks_an_error_of_several_lines_is_told_whole(capsys):
     def disagrees(group, x):
         return group.all_reduce(x[: 1 + group.rank])
