@@ -1,7 +1,4 @@
-"""Chapter 01: staleness, the recursion of an asynchronous run, and the first n gradients.
-
-A parameter server of one's own, on three ranks, stands in `chapter01_server`.
-"""
+"""Chapter 01: staleness and the recursion of an asynchronous run. See also `chapter01_server`."""
 
 from __future__ import annotations
 
@@ -199,8 +196,8 @@ def _late_ones_too(arrivals, num_needed):
 
 
 def _all_that_were_sent(arrivals, num_needed):
-    means, dropped, steps = [], [], sorted({step for step, _ in arrivals})
-    for step in steps:
+    means, dropped = [], []
+    for step in sorted({step for step, _ in arrivals}):
         came = [gradient for its, gradient in arrivals if its == step]
         if len(came) >= num_needed:
             means.append(sum(came) / len(came))

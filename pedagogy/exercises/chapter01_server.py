@@ -22,7 +22,7 @@ from pedagogy.exercises.engine import Exercise
 from pedagogy.exercises.registry import register
 from pedagogy.ranks import Group
 
-PATIENCE_SECONDS = 2.0
+PATIENCE_SECONDS = 4.0
 
 
 def parameter_server(

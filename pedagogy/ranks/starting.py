@@ -8,6 +8,7 @@ chooses that way on Linux too. Windows has neither; WSL 2 does.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -90,7 +91,8 @@ class ForkServer:
                 pass
 
     def close(self) -> None:
-        """End the server, and with it every rank that it started."""
+        """End the server, and with it every rank that it started. A second call does nothing."""
+        atexit.unregister(self.close)
         self.control.close()
         if self.owner == os.getpid():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -201,6 +203,7 @@ def the_server() -> ForkServer:
         if _server is not None:
             _server.close()
         _server = ForkServer()
+        atexit.register(_server.close)
     return _server
 
 
