@@ -1,7 +1,7 @@
 """`pedagogy lab`: the reader works in a folder of their own, and what they write is never lost.
 
 The chapters are copied into the folder without their outputs, which hold the answers to what the
-reader is asked to predict. A small manifest beside them remembers what was copied.
+reader is asked to predict; only explorers show their default picture until they run. A small manifest beside them remembers what was copied.
 A chapter that still is what was copied follows the package when that is upgraded; one that the
 reader has changed, by running or editing it, is left alone. The folder ignores itself in git, so a
 checkout stays clean whatever is run in it.
@@ -92,12 +92,19 @@ def _copy_all(source: Path, folder: Path) -> list[str]:
 
 
 def without_outputs(notebook: bytes) -> bytes:
-    """The same notebook, as if no cell of it had ever run."""
+    """The same notebook, as if no cell of it had ever run; explorers keep their default picture."""
     content = json.loads(notebook)
     for cell in content["cells"]:
         if cell["cell_type"] == "code":
-            cell.update(outputs=[], execution_count=None)
+            pictures = [output for output in cell["outputs"] if _is_explorer(output)]
+            cell.update(outputs=pictures, execution_count=None)
+            for output in pictures:
+                output["execution_count"] = None
     return (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode()
+
+
+def _is_explorer(output: dict) -> bool:
+    return "".join(output.get("data", {}).get("text/plain", "")).startswith("Explorer:")
 
 
 def _digest(content: bytes) -> str:

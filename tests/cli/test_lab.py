@@ -55,6 +55,21 @@ def test_no_output_stands_in_the_copy_and_all_of_them_in_the_original(originals,
     assert (originals / "00a_start.ipynb").read_text() == before
 
 
+def test_an_explorer_shows_its_default_picture_in_the_copy(originals, tmp_path):
+    cell = nbformat.v4.new_code_cell("an_explorer()", id="explorer", execution_count=2)
+    data = {"text/plain": "Explorer: ring (run the cell)", "image/png": "iVBORw0KGgo="}
+    cell.outputs = [nbformat.v4.new_output("execute_result", data=data, execution_count=2)]
+    chapter = nbformat.reads(notebook("first version"), as_version=4)
+    chapter.cells.append(cell)
+    (originals / "01_more.ipynb").write_text(nbformat.writes(chapter) + "\n")
+    lab.copy_chapters(tmp_path / "mine")
+    copied = nbformat.read(tmp_path / "mine/01_more.ipynb", as_version=4)
+    nbformat.validate(copied)
+    assert copied.cells[1].outputs == []
+    assert dict(copied.cells[2].outputs[0].data) == data
+    assert copied.cells[2].execution_count is None
+
+
 def test_the_manifest_remembers_the_copies_as_they_are(originals, tmp_path):
     lab.copy_chapters(tmp_path / "mine")
     manifest = json.loads((tmp_path / "mine/.pedagogy.json").read_text())
