@@ -1,10 +1,10 @@
 """`pedagogy lab`: the reader works in a folder of their own, and what they write is never lost.
 
 The chapters are copied into the folder without their outputs, which hold the answers to what the
-reader is asked to predict; only explorers show their default picture until they run. A small manifest beside them remembers what was copied.
-A chapter that still is what was copied follows the package when that is upgraded; one that the
-reader has changed, by running or editing it, is left alone. The folder ignores itself in git, so a
-checkout stays clean whatever is run in it.
+reader is asked to predict; only explorers show their default picture until they run. A small
+manifest beside them remembers what was copied. A chapter that still is what was copied follows the
+package when that is upgraded; one that the reader has changed, by running or editing it, is left
+alone. The folder ignores itself in git, so a checkout stays clean whatever is run in it.
 """
 
 from __future__ import annotations
