@@ -31,7 +31,9 @@ What it does not do
     Buffers (BatchNorm's statistics) are broadcast once, at the start, and then stay the rank's own;
     `batch_norm.py` makes them common. A rank whose loss depends on no parameter at all runs no
     hook, and the others wait for it. Parameters must be frozen or unfrozen before wrapping. After
-    an exception in backward the next forward starts afresh, if it came on all ranks alike.
+    an exception in backward the next forward starts afresh, if it came on all ranks alike and
+    zero_grad() dropped the gradients, as it does by default: into a gradient that is only zeroed,
+    an all_reduce that was under way may still write.
 
 What real systems do differently
     PyTorch's DDP is the same design in C++. It walks the graph after forward to find the unused

@@ -103,7 +103,7 @@ class Line:
         self.connection = connection
         self.released = threading.Event()
         self._lock = threading.Lock()
-        self.folder = ""  # the launch's, known from the job on; nobody else is left to remove it
+        self.folder = ""  # on rank 0 the launch's: nobody else may be left to remove it
 
     def tell(self, kind: str, value: Any = None) -> None:
         """Send one message; a launcher that is gone is the lifeline's business."""
@@ -120,7 +120,9 @@ class Line:
                 elif question == "release":
                     self.released.set()
         except (EOFError, OSError):
-            shutil.rmtree(self.folder, ignore_errors=True)
+            if self.folder:
+                time.sleep(0.5)  # torch waits for a store that is gone: the other ranks end first
+                shutil.rmtree(self.folder, ignore_errors=True)
             os._exit(1)
 
 
@@ -192,7 +194,7 @@ def run_rank(fd: int) -> int:
     except (EOFError, OSError):
         return 1
     capture_output(Path(job.folder) / f"rank{job.rank}.output")
-    log, line.folder = Log(job.rank), job.folder
+    log, line.folder = Log(job.rank), job.folder if job.rank == 0 else ""
     threading.Thread(target=line.listen, args=(log,), daemon=True).start()
     try:
         device = prepare(job)
