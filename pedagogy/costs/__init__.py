@@ -7,6 +7,22 @@ to the memory meter, the FLOPs to PyTorch's counter, the parameter counts to pub
 
 from __future__ import annotations
 
-from pedagogy.costs import communication, compute, memory, published
+from pedagogy.costs import (
+    communication,
+    compute,
+    memory,
+    pipeline,
+    pipeline_batch,
+    pipeline_memory,
+    published,
+)
 
-__all__ = ["communication", "compute", "memory", "published"]
+__all__ = [
+    "communication",
+    "compute",
+    "memory",
+    "pipeline",
+    "pipeline_batch",
+    "pipeline_memory",
+    "published",
+]

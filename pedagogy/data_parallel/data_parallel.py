@@ -186,8 +186,7 @@ def _own_group(group: Group) -> Group:
     """A group of the same ranks whose messages never meet those of `group`."""
     if group.size == 1:
         return group
-    process_group = dist.new_group(list(group.ranks), use_local_synchronization=True)
-    return group.part(process_group, group.ranks, f"{group.name}, data parallel")
+    return group.subset(range(group.size), "data parallel")
 
 
 def _add_own_name(_: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any) -> None:

@@ -46,6 +46,7 @@ class Endpoint:
         self._wire = Wire(device, staged)
         self._key = (log.number_group(), name, self.ranks)
         self._stream_clock = StreamClock(log, device)
+        self._lanes: dict[str, Endpoint] = {}
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, rank {self.rank} of {self.size}, global ranks {self.ranks})"
@@ -53,6 +54,21 @@ class Endpoint:
     def part(self, process_group: dist.ProcessGroup | None, ranks: Sequence[int], name: str):
         """The group of some of these ranks, `ranks` by their global numbers (see `grid`)."""
         return type(self)(process_group, ranks, self._log, self.device, self._wire.staged, name)
+
+    def lane(self, name: str):
+        """A further group of the same ranks, whose messages do not queue behind this one's.
+
+        All ranks of the group must ask for it; it is made the first time and kept.
+        """
+        if name not in self._lanes:
+            self._lanes[name] = self.subset(range(self.size), name)
+        return self._lanes[name]
+
+    def subset(self, ranks: Sequence[int], name: str):
+        """A new group of some ranks of this one, by their numbers in it; those ranks call it."""
+        members = [self.ranks[rank] for rank in ranks]
+        process_group = dist.new_group(members, use_local_synchronization=True)
+        return self.part(process_group, members, f"{self.name}, {name}")
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:

@@ -1,13 +1,14 @@
 """Messages between two ranks: send and recv, with and without a header, started or finished.
 
 `send` and `recv` carry a header with shape and dtype, so the receiver needs to know nothing
-and a wrong buffer cannot happen. `send_`, `recv_`, `isend_`, `irecv_` and `exchange` carry none,
-for speed: the receiver brings a buffer that fits. Both sides use the same form.
+and a wrong buffer cannot happen; `isend` and `irecv` start the same. `send_`, `recv_`, `isend_`,
+`irecv_` and `exchange` carry none, for speed: the receiver brings a buffer that fits. Both sides
+use the same form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,28 @@ from pedagogy.ranks.endpoint import Endpoint
 from pedagogy.ranks.handle import Handle, finished
 from pedagogy.ranks.watch import Need
 from pedagogy.ranks.wire import HEADER_LENGTH, make_header, read_header
+
+
+class Arrival:
+    """A message with a header, under way: `wait()` returns its tensor."""
+
+    def __init__(self, receive: Callable[[], torch.Tensor]) -> None:
+        self._receive = receive
+
+    def wait(self) -> torch.Tensor:
+        """The tensor, once it is here. To be called once."""
+        return self._receive()
+
+
+class _Works:
+    """Several started messages, waited for as one."""
+
+    def __init__(self, works: Sequence[dist.Work]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
 
 
 class Messages(Endpoint):
@@ -33,6 +56,30 @@ class Messages(Endpoint):
             if wire.numel():
                 dist.send(wire, peer, group=self._process_group)
         self._log.add("send", "", start, wire.nbytes, (peer,))
+
+    def isend(self, x: torch.Tensor, to: int) -> Handle:
+        """Start `send`; `x` must not change before the handle's `wait()`."""
+        self._check_peer("to", to)
+        header, wire = make_header(x).to(self._wire.carrier), self._wire.readable(x)
+        peer = self.ranks[to]
+        needs = self._count_message("send", to)
+        parts = [header, wire] if wire.numel() else [header]
+        works = _Works([dist.isend(part, peer, group=self._process_group) for part in parts])
+        return Handle(self._log, works, "send", wire.nbytes, (peer,), needs, keep=parts)
+
+    def irecv(self, source: int) -> Arrival:
+        """Start `recv`: the header is awaited from now on, the tensor comes with `wait()`."""
+        self._check_sender(source)
+        needs = self._count_message("recv", source)
+        header = self._wire.empty((HEADER_LENGTH,), torch.int64)
+        work = dist.irecv(header, self.ranks[source], group=self._process_group)
+
+        def receive() -> torch.Tensor:
+            with self._log.waiting("recv", (self.ranks[source],), needs):
+                work.wait()
+            return self._receive(source, needs, header)
+
+        return Arrival(receive)
 
     def recv(self, source: int) -> torch.Tensor:
         """Receive what rank `source` of the group sent with `send`, as a new tensor."""
