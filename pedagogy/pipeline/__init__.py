@@ -1,16 +1,24 @@
 """Pipeline parallelism: the model is cut into stages, and micro-batches pass through them.
 
-Read in this order: `schedule`, `schedules`, `simulate`; `stage`, `mail`, `executor`; `interleaved`,
-`zero_bubble`; then `asynchronous` and `weight_versions`; `partition` decides where to cut.
+Read in this order: `schedule`, `schedules`, `replay`, `simulate`; `stage`, `mail`, `executor`;
+`interleaved`, `zero_bubble`; then `asynchronous`, `weight_versions` and `recursion`; `partition`
+decides where to cut.
 """
 
 from pedagogy.pipeline.asynchronous import noam, pipedream, pipedream_2bw, pipedream_replicated
 from pedagogy.pipeline.batch_norm import DeferredBatchNorm, defer_batch_norm
 from pedagogy.pipeline.executor import PipelineRun, run_schedule, split_batch
 from pedagogy.pipeline.interleaved import interleaved, interleaved_in_rounds
+from pedagogy.pipeline.recursion import (
+    stashing,
+    train_by_recursion,
+    two_versions,
+    vertical_sync,
+)
+from pedagogy.pipeline.replay import check_schedule
 from pedagogy.pipeline.schedule import Action, Layout, Schedule, schedule_text
 from pedagogy.pipeline.schedules import gpipe, gpipe_recomputing, naive, one_f_one_b
-from pedagogy.pipeline.simulate import Simulation, Wait, check_schedule, simulate
+from pedagogy.pipeline.simulate import Simulation, Wait, simulate
 from pedagogy.pipeline.split import gpt_layers, split_layers
 from pedagogy.pipeline.stage import RecomputingStage, SplitStage, Stage
 from pedagogy.pipeline.tied import TiedWeight
@@ -22,3 +30,46 @@ from pedagogy.pipeline.weight_versions import (
     replica_group,
 )
 from pedagogy.pipeline.zero_bubble import zero_bubble_h1, zero_bubble_h2
+
+__all__ = [
+    "Action",
+    "DeferredBatchNorm",
+    "Layout",
+    "PipelineRun",
+    "RecomputingStage",
+    "Schedule",
+    "Simulation",
+    "SplitStage",
+    "Stage",
+    "StashingStage",
+    "TiedWeight",
+    "TwoVersionStage",
+    "UnstashedStage",
+    "VerticalSyncStage",
+    "Wait",
+    "check_schedule",
+    "defer_batch_norm",
+    "gpipe",
+    "gpipe_recomputing",
+    "gpt_layers",
+    "interleaved",
+    "interleaved_in_rounds",
+    "naive",
+    "noam",
+    "one_f_one_b",
+    "pipedream",
+    "pipedream_2bw",
+    "pipedream_replicated",
+    "replica_group",
+    "run_schedule",
+    "schedule_text",
+    "simulate",
+    "split_batch",
+    "split_layers",
+    "stashing",
+    "train_by_recursion",
+    "two_versions",
+    "vertical_sync",
+    "zero_bubble_h1",
+    "zero_bubble_h2",
+]

@@ -3,9 +3,9 @@
 The problem
 -----------
 BatchNorm normalises a sample by the statistics of the batch that it sees. Under micro-batches that
-is the micro-batch: outputs and gradients depend on m, and no schedule can change that. Its *running*
-statistics, used in evaluation, are a second matter: they would be updated m times per batch, each
-time from a few samples.
+is the micro-batch: outputs and gradients depend on m, and no schedule can change that. Its
+*running* statistics, used in evaluation, are a second matter: they would be updated m times per
+batch, each time from a few samples.
 
 How it works
 ------------

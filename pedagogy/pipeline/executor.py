@@ -34,8 +34,8 @@ import torch
 from torch import Tensor, nn
 
 from pedagogy.pipeline.mail import Mail, consumer_of
+from pedagogy.pipeline.replay import check_schedule, durations_of
 from pedagogy.pipeline.schedule import Action, Layout, Schedule
-from pedagogy.pipeline.simulate import check_schedule, durations_of
 from pedagogy.pipeline.stage import RecomputingStage, SplitStage, Stage
 from pedagogy.ranks import Group, Pace
 
@@ -91,8 +91,11 @@ def run_schedule(
     `check_schedule`) or does not fit the group, the stages or the micro-batches.
     """
     layout = check_schedule(schedule)
-    mine = [Action(*action) for action in schedule[group.rank]] if group.rank < len(schedule) else []
-    _check_fit(group, layout, mine, stages, inputs, targets)
+    _check_fit(group, layout, inputs, targets)
+    mine = [Action(*action) for action in schedule[group.rank]]
+    missing = sorted({action.stage for action in mine} - set(stages))
+    if missing:
+        raise ValueError(f"rank {group.rank} has no stage {missing}; it got {sorted(stages)}")
     held = {s: _as_stage(s, stages[s], mine) for s in {action.stage for action in mine}}
     weights = _loss_weights(mine, layout.num_stages - 1, targets)
     span = _spans(group, layout, pace, costs)
@@ -108,7 +111,7 @@ def run_schedule(
                 result = stage.forward(k, x, finish)  # [2]
             if last:
                 run.losses[k] = result
-            run.peak_in_flight = max(run.peak_in_flight, sum(s.in_flight for s in held.values()))
+            run.peak_in_flight = max(run.peak_in_flight, _in_flight(held))
         elif kind == "B":
             gradient = None if last else mail.receive(action)
             with span(action):
@@ -123,6 +126,10 @@ def run_schedule(
 
 
 _METHODS = {"W": "weight_backward", "R": "recompute", "U": "update"}
+
+
+def _in_flight(stages: Mapping[int, Stage]) -> int:
+    return sum(stage.in_flight for stage in stages.values())
 
 
 def _weighted(loss: Loss, target: Tensor, weight: float, output: Tensor) -> Tensor:
@@ -147,16 +154,14 @@ def _as_stage(number: int, stage: nn.Module | Stage, mine: list[Action]) -> Stag
     return stage
 
 
-def _check_fit(group, layout, mine, stages, inputs, targets) -> None:
+def _check_fit(group: Group, layout: Layout, inputs: Sequence, targets: Sequence) -> None:
     if group.size != layout.num_ranks:
         raise ValueError(f"a schedule for {layout.num_ranks} ranks on a group of {group.size}")
-    missing = sorted({action.stage for action in mine} - set(stages))
-    if missing:
-        raise ValueError(f"rank {group.rank} has no stage {missing}; it got {sorted(stages)}")
     for name, batches in (("inputs", inputs), ("targets", targets)):
         if len(batches) != layout.num_microbatches:
             raise ValueError(
-                f"{len(batches)} {name} for {layout.num_microbatches} micro-batches; see split_batch"
+                f"{len(batches)} {name} for a schedule of {layout.num_microbatches} micro-batches; "
+                "split_batch makes them"
             )
 
 

@@ -37,9 +37,7 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Sched
     **Raises** ValueError unless num_microbatches is a multiple of num_ranks, and names the nearest.
     Source: Narayanan et al. 2021 (PTD-P), section 2.2.
     """
-    check_counts(
-        num_ranks=num_ranks, num_microbatches=num_microbatches, num_chunks=num_chunks
-    )
+    check_counts(num_ranks=num_ranks, num_microbatches=num_microbatches, num_chunks=num_chunks)
     if num_microbatches % num_ranks:
         below = num_microbatches // num_ranks * num_ranks
         nearest = [n for n in (below, below + num_ranks) if n > 0]
@@ -56,9 +54,7 @@ def interleaved_in_rounds(num_ranks: int, num_microbatches: int, num_chunks: int
     **Raises** ValueError where the rounds would be unequal, and names the nearest that fit.
     Source: PyTorch's torch.distributed.pipelining.ScheduleInterleaved1F1B.
     """
-    check_counts(
-        num_ranks=num_ranks, num_microbatches=num_microbatches, num_chunks=num_chunks
-    )
+    check_counts(num_ranks=num_ranks, num_microbatches=num_microbatches, num_chunks=num_chunks)
 
     def fits(count: int) -> bool:
         return count % max(1, count // num_ranks) == 0

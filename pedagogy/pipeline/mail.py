@@ -33,7 +33,7 @@ from pedagogy.ranks import Group
 
 
 def consumer_of(action: Action, num_stages: int) -> Action | None:
-    """The action that waits for what this one sends: the next stage's F, or the previous one's B."""
+    """The action that waits for what this one sends: the next stage's F, or the last one's B."""
     kind, stage, k = action
     if kind == "F" and stage < num_stages - 1:
         return Action("F", stage + 1, k)

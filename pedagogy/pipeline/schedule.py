@@ -63,7 +63,8 @@ class Layout:
     """Who holds what in a schedule, and what each action waits for.
 
     `num_ranks`, `num_stages`, `num_microbatches`; by rank `chunks`, how many stages it holds; by
-    stage `replicas`, how many ranks hold it; `codes`, the schedule as numbers; `present[code]`, whether an action is there.
+    stage `replicas`, how many ranks hold it; `codes`, the schedule as numbers, and `present[code]`,
+    whether an action is there.
 
     **Raises** ValueError: no action at all, an unknown kind, an action twice or missing, an empty
     rank, a micro-batch with actions of one stage on two ranks.
@@ -84,15 +85,16 @@ class Layout:
         self._check_complete()
         held = [{stage for _, stage, _ in actions} for actions in schedule]
         self.chunks = [len(stages) for stages in held]
-        self.replicas = [sum(stage in stages for stages in held) for stage in range(self.num_stages)]
+        self.replicas = [
+            sum(stage in stages for stages in held) for stage in range(self.num_stages)
+        ]
 
     def code(self, kind: str, stage: int, microbatch: int) -> int:
         """The number of an action. **Raises** KeyError if the schedule has no room for it."""
-        if kind in KINDS and 0 <= stage < self.num_stages and 0 <= microbatch:
-            if microbatch < self.num_microbatches:
-                place = KINDS.index(kind) * self.num_stages + stage
-                return place * self.num_microbatches + microbatch
-        raise KeyError(Action(kind, stage, microbatch))
+        inside = 0 <= stage < self.num_stages and 0 <= microbatch < self.num_microbatches
+        if kind not in KINDS or not inside:
+            raise KeyError(Action(kind, stage, microbatch))
+        return (KINDS.index(kind) * self.num_stages + stage) * self.num_microbatches + microbatch
 
     def action(self, code: int) -> Action:
         """The action of a number."""

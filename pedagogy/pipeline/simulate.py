@@ -4,8 +4,7 @@ How it works
 ------------
 Each rank works through its list. An action starts when its rank is free *and* everything it waits
 for is there; a message between ranks arrives `communication` after the action that sends it, and
-does not keep its sender busy. Ranks are visited until no one can go on. If a list is not at its end
-by then, the ranks wait for each other in a circle: the schedule would hang, and the circle is named.
+does not keep its sender busy. `replay` works through the lists and names the circle of a dead-lock.
 
 That is all: no model of a network, no noise. It is therefore exact for uneven stages and for any
 order, and where a real run differs, the difference is what the simulation leaves out.
@@ -23,15 +22,14 @@ About a microsecond an action. Times are computed with the numbers it is given: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import accumulate, chain
 from typing import NamedTuple
 
-from pedagogy.pipeline.schedule import B, F, KINDS, R, Action, Layout, Schedule, W
+from pedagogy.pipeline.replay import Cost, by_stage, durations_of, replay
+from pedagogy.pipeline.schedule import Action, B, F, Layout, Schedule, W
 from pedagogy.ranks import Event
-
-Cost = float | Sequence[float]
 
 
 class Wait(NamedTuple):
@@ -67,8 +65,8 @@ class Simulation:
     """When everything happens. Lists are by rank; times have the unit of the costs.
 
     `makespan`: the end of the last action. `busy`: time at work. `span`: from a rank's first start
-    to its last end. `span_bubble`: the idle part of the span. `peak_in_flight`: the most micro-batch
-    chunks of which the F has started and the B (the W, where there is one) has not ended.
+    to its last end. `span_bubble`: the idle part of the span. `peak_in_flight`: the most chunks of
+    micro-batches of which the F has started and the B (the W, where there is one) has not ended.
     """
 
     def __init__(self, layout: Layout, start: list, end: list, communication: list) -> None:
@@ -101,7 +99,6 @@ class Simulation:
     def in_flight(self, rank: int) -> list[tuple[float, int]]:
         """How many micro-batch chunks a rank holds, as (time, count from then on)."""
         mine = self.layout.codes[rank]
-        changes = self._changes(mine)
         curve = [(0, 0)]
         for code, change in zip(mine, self._changes(mine), strict=True):
             if change:
@@ -185,115 +182,6 @@ def simulate(
     below 0; for a weight above backward; and for a dead-lock, with the circle named.
     """
     layout = Layout(schedule)
-    sent = _by_stage("communication", communication, layout)
+    sent = by_stage("communication", communication, layout)
     durations = durations_of(layout, forward, backward, weight, recompute)
-    return Simulation(layout, *_replay(layout, durations, sent), sent)
-
-
-def check_schedule(schedule: Schedule) -> Layout:
-    """The schedule is complete and can be run: no action waits, in a circle, for itself.
-
-    **Raises** ValueError as `Layout` does; and for a dead-lock, with the circle named.
-    """
-    layout = Layout(schedule)
-    _replay(layout, lambda code: 0, [0] * layout.num_stages)
-    return layout
-
-
-def durations_of(
-    layout: Layout,
-    forward: Cost = 1.0,
-    backward: Cost = 2.0,
-    weight: Cost = 1.0,
-    recompute: Cost = 1.0,
-) -> Callable[[int], float]:
-    """How long each action takes, as a function of its code (see `simulate`)."""
-    named = {"forward": forward, "backward": backward, "weight": weight, "recompute": recompute}
-    whole = {name: _by_stage(name, cost, layout) for name, cost in named.items()}
-    m, cells, present = layout.num_microbatches, layout.cells, layout.present
-    table = [[0.0] * layout.num_stages for _ in KINDS]
-    input_half = [0.0] * layout.num_stages
-    for stage in range(layout.num_stages):
-        chunks = layout.chunks[layout.rank_of(stage, 0)]
-        for kind, name in ((F, "forward"), (B, "backward"), (W, "weight"), (R, "recompute")):
-            table[kind][stage] = whole[name][stage] / chunks
-        input_half[stage] = table[B][stage] - table[W][stage]
-        if input_half[stage] < 0 and any(present[W * cells + stage * m : W * cells + stage * m + m]):
-            raise ValueError(
-                f"stage {stage}: weight is {whole['weight'][stage]}, more than the whole backward, "
-                f"{whole['backward'][stage]}, of which it is a part"
-            )
-
-    def duration(code: int) -> float:
-        kind, cell = divmod(code, cells)
-        if kind == B and present[W * cells + cell]:
-            return input_half[cell // m]
-        return table[kind][cell // m]
-
-    return duration
-
-
-def _by_stage(name: str, cost: Cost, layout: Layout) -> list:
-    costs = list(cost) if isinstance(cost, Sequence) else [cost] * layout.num_stages
-    if len(costs) != layout.num_stages:
-        raise ValueError(
-            f"{name} has {len(costs)} numbers; give one number, or one for each of the "
-            f"{layout.num_stages} stages"
-        )
-    if any(not each >= 0 for each in costs):
-        raise ValueError(f"{name} is {cost}; no time can be below 0")
-    return costs
-
-
-def _replay(layout: Layout, duration: Callable, sent: Sequence) -> tuple[list, list]:
-    """Start and end of each code; visits the ranks until none can go on."""
-    start, end = [None] * (len(KINDS) * layout.cells), [None] * (len(KINDS) * layout.cells)
-    free, place = [0] * layout.num_ranks, [0] * layout.num_ranks
-    waiting: dict[int, list[int]] = {}  # code -> ranks that wait for it
-    ready = list(range(layout.num_ranks))
-    needs = layout.needs
-    while ready:
-        rank = ready.pop()
-        mine, now, i = layout.codes[rank], free[rank], place[rank]
-        for i in range(i, len(mine)):
-            code = mine[i]
-            for needed, boundary in needs(code):
-                there = end[needed]
-                if there is None:
-                    waiting.setdefault(needed, []).append(rank)
-                    break
-                if boundary >= 0:
-                    there += sent[boundary]
-                if there > now:
-                    now = there
-            else:
-                start[code] = now
-                now = end[code] = now + duration(code)
-                if code in waiting:
-                    ready += waiting.pop(code)
-                continue
-            break
-        else:
-            i = len(mine)
-        free[rank], place[rank] = now, i
-    stuck = {rank: at for rank, at in enumerate(place) if at < len(layout.codes[rank])}
-    if stuck:
-        raise ValueError(_circle(layout, stuck, end))
-    return start, end
-
-
-def _circle(layout: Layout, stuck: dict[int, int], end: list) -> str:
-    """Which ranks wait for each other, followed from one stuck rank until one comes up again."""
-    rank, seen, lines = next(iter(stuck)), [], []
-    while rank not in seen:
-        seen.append(rank)
-        code = layout.codes[rank][stuck[rank]]
-        missing = next(needed for needed, _ in layout.needs(code) if end[needed] is None)
-        other = layout.action(missing)
-        if other not in layout:
-            return f"{layout.action(code)} on rank {rank} waits for {other}, which is nowhere"
-        to = layout.rank_of(*other[1:])
-        lines.append(f"rank {rank} stands at {layout.action(code)} and waits for {other} of rank {to}")
-        rank = to
-    circle = "; ".join(lines[seen.index(rank) :])
-    return f"the schedule dead-locks, these ranks wait for each other in a circle: {circle}"
+    return Simulation(layout, *replay(layout, durations, sent), sent)

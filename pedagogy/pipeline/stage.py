@@ -117,7 +117,7 @@ class RecomputingStage(Stage):
 class SplitStage(Stage):
     """`backward` leaves out the gradients of linear layers' weights; `weight_backward` adds them.
 
-    Everything else (norms, embeddings, convolutions) has its gradient after `backward`: it is cheap.
+    Everything else (norms, embeddings, convolutions) has its gradient after `backward`.
     **Memory** between B and W: the inputs of the linear layers, and the gradients of their outputs.
     """
 

@@ -39,7 +39,9 @@ class TiedWeight:
     **Raises** ValueError where a holder brings no parameter, or another rank brings one.
     """
 
-    def __init__(self, group: Group, holders: Sequence[int], parameter: nn.Parameter | None) -> None:
+    def __init__(
+        self, group: Group, holders: Sequence[int], parameter: nn.Parameter | None
+    ) -> None:
         holds = group.rank in holders
         if holds != (parameter is not None):
             have = "brings no copy" if holds else "brings a copy"

@@ -17,7 +17,7 @@ holds, and none will ask for, is dropped. Stages differ in one line: which versi
 gets (p stages, this is stage s, both counted from 0):
 
     UnstashedStage     the newest, and updates overwrite it: F and B disagree      (wrong)
-    StashingStage      the newest at its forward, max(k - (p - 1 - s), 0); differs from stage to stage
+    StashingStage      the newest at its forward, max(k - (p - 1 - s), 0): other stages, other ones
     VerticalSyncStage  max(k - (p - 1), 0), the same in all stages
     TwoVersionStage    max(k // m - 1, 0): 2BW, one update per m micro-batches
 
@@ -36,6 +36,7 @@ Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377), section 3.3; Narayana
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,13 @@ from pedagogy.pipeline.stage import Finish, Held, Stage
 from pedagogy.ranks import Group
 
 Version = dict[str, Tensor]
+
+
+class Stash(NamedTuple):
+    """The weights that a minibatch in flight has met, and the number of their version."""
+
+    number: int
+    weights: Version
 
 
 class StashingStage(Stage):
@@ -80,22 +88,22 @@ class StashingStage(Stage):
     def forward(self, k: int, x: Tensor, finish: Finish) -> Tensor:
         """As `Stage.forward`, with the version that `k` meets."""
         number = self.version_for(k)
-        output = finish(functional_call(self.module, self.versions[number], (x,)))
-        self.held[k] = Held(x, output, number)
+        weights = self.versions[number]
+        output = finish(functional_call(self.module, weights, (x,)))
+        self.held[k] = Held(x, output, Stash(number, weights))
         self._next = k + 1
         return output.detach()
 
     def backward(self, k: int, gradient: Tensor | None) -> Tensor | None:
         """As `Stage.backward`; the gradient is added to that of the newest weights."""
-        number = self.held[k].more
+        number, weights = self.held[k].more
         self.used[k] = (number, self._version_in_backward(number))
         x_gradient = super().backward(k, gradient)
         for name, parameter in self.module.named_parameters():
-            computed = self.versions[number][name]
-            if computed.grad is not None:
+            gradient, weights[name].grad = weights[name].grad, None
+            if gradient is not None:
                 had = parameter.grad
-                parameter.grad = computed.grad if had is None else had + computed.grad
-                computed.grad = None
+                parameter.grad = gradient if had is None else had + gradient
         return x_gradient
 
     def update(self, k: int) -> None:
@@ -103,7 +111,7 @@ class StashingStage(Stage):
         if self._replicas is not None:
             average(self._replicas, [p.grad for p in self._parameters if p.grad is not None])
         self.newest += 1
-        held = {held.more for held in self.held.values()}
+        held = {held.more.number for held in self.held.values()}
         oldest = min(held | {self.version_for(self._next)})  # that anyone still needs
         if oldest < self.newest:
             self._step_on_a_copy()
@@ -122,7 +130,7 @@ class StashingStage(Stage):
             parameter.data = parameter.data.clone()
 
     def _version(self) -> Version:
-        """The newest weights, as tensors that autograd follows and whose writes it does not watch."""
+        """The newest weights, as tensors whose later writes autograd does not watch."""
         return {
             name: parameter.data.requires_grad_(parameter.requires_grad)
             for name, parameter in self.module.named_parameters()
@@ -139,7 +147,7 @@ class UnstashedStage(StashingStage):
         return self.newest
 
     def _step_on_a_copy(self) -> None:
-        self.peak_versions = 1  # all names for the same tensors
+        self.versions.clear()  # the minibatches in flight hold the tensors that are overwritten
 
 
 class VerticalSyncStage(StashingStage):
