@@ -82,6 +82,7 @@ def noam(replicas: Sequence[int]) -> int:
 
     Source: Harlap et al. 2018, section 3.2: ceil(machines / machines in the input stage).
     """
+    check_counts(num_stages=len(replicas))
     check_counts(**{f"replicas of stage {s}": r for s, r in enumerate(replicas)})
     return -(-sum(replicas) // replicas[0])
 

@@ -56,15 +56,15 @@ def train_by_recursion(
     optimizer = make_optimizer([p for stage in stages for p in stage.parameters()])
     history = [_snapshot(stages)]
     for k, (x, target) in enumerate(zip(inputs, targets, strict=True)):
-        met = [history[version_of(k, s)][s] for s in range(len(stages))]
-        met = [{name: w.clone().requires_grad_() for name, w in weights.items()} for weights in met]
+        met = [_leaves(stage, history[version_of(k, s)][s]) for s, stage in enumerate(stages)]
         for stage, weights in zip(stages, met, strict=True):
             x = functional_call(stage, weights, (x,))
         (loss(x, target) / microbatches_per_update).backward()
         for stage, weights in zip(stages, met, strict=True):
             for name, parameter in stage.named_parameters():
                 gradient, had = weights[name].grad, parameter.grad
-                parameter.grad = gradient if had is None else had + gradient
+                if gradient is not None:
+                    parameter.grad = gradient if had is None else had + gradient
         if k % microbatches_per_update == microbatches_per_update - 1:
             optimizer.step()
             optimizer.zero_grad()
@@ -77,3 +77,11 @@ def _snapshot(stages: Sequence[nn.Module]) -> list[dict[str, Tensor]]:
         {name: parameter.detach().clone() for name, parameter in stage.named_parameters()}
         for stage in stages
     ]
+
+
+def _leaves(stage: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Old weights that gradients can be taken for, where the stage's parameters are trained."""
+    return {
+        name: weights[name].clone().requires_grad_(parameter.requires_grad)
+        for name, parameter in stage.named_parameters()
+    }

@@ -38,8 +38,8 @@ def durations_of(
     named = {"forward": forward, "backward": backward, "weight": weight, "recompute": recompute}
     whole = {name: by_stage(name, cost, layout) for name, cost in named.items()}
     m, cells, present = layout.num_microbatches, layout.cells, layout.present
-    table = [[0.0] * layout.num_stages for _ in KINDS]
-    input_half = [0.0] * layout.num_stages
+    table = [[0] * layout.num_stages for _ in KINDS]
+    input_half = [0] * layout.num_stages
     for stage in range(layout.num_stages):
         chunks = layout.chunks[layout.rank_of(stage, 0)]
         for kind, name in ((F, "forward"), (B, "backward"), (W, "weight"), (R, "recompute")):
@@ -63,6 +63,7 @@ def durations_of(
 
 
 def by_stage(name: str, cost: Cost, layout: Layout) -> list:
+    """`cost` as a list, one number for each stage. **Raises** ValueError that uses its `name`."""
     costs = list(cost) if isinstance(cost, Sequence) else [cost] * layout.num_stages
     if len(costs) != layout.num_stages:
         raise ValueError(

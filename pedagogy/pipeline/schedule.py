@@ -41,7 +41,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-KINDS = "FBWRU"
+KINDS = ("F", "B", "W", "R", "U")
 F, B, W, R, U = range(5)
 
 
@@ -76,8 +76,8 @@ class Layout:
             empty = [rank for rank, actions in enumerate(schedule) if not actions] or "all"
             raise ValueError(f"no action on these ranks: {empty}; each rank needs at least one")
         self.num_ranks = len(schedule)
-        self.num_stages = 1 + max(stage for _, stage, _ in actions)
-        self.num_microbatches = 1 + max(k for _, _, k in actions)
+        self.num_stages = 1 + max(0, max(stage for _, stage, _ in actions))
+        self.num_microbatches = 1 + max(0, max(k for _, _, k in actions))
         self.cells = self.num_stages * self.num_microbatches  # a stage and a micro-batch
         self._home = [-1] * self.cells
         self.present = bytearray(len(KINDS) * self.cells)

@@ -139,10 +139,10 @@ class Simulation:
         needed, boundary = max(self.layout.needs(code), key=arrival)
         action, other = self.layout.action(code), self.layout.action(needed)
         what = {"F": "activation", "B": "gradient"}.get(other.kind, "result")
-        there = f"rank {self._rank_of(needed)}, which ends {other} at {self._end[needed]:g}"
+        there = f"rank {self._rank_of(needed)}, which ends {other} at {float(self._end[needed]):g}"
         reason = f"{action} needs the {what} of {other} from {there}"
         if boundary >= 0 and self._communication[boundary]:
-            reason += f"; the message takes {self._communication[boundary]:g}"
+            reason += f"; the message takes {float(self._communication[boundary]):g}"
         return Wait(rank, free, self._start[code], action, other, reason + ".")
 
     def _rank_of(self, code: int) -> int:
@@ -167,7 +167,7 @@ def simulate(
     forward: Cost = 1.0,
     backward: Cost = 2.0,
     weight: Cost = 1.0,
-    communication: Cost = 0.0,
+    communication: Cost = 0,
     recompute: Cost = 1.0,
 ) -> Simulation:
     """Every action of the schedule has a start and an end.

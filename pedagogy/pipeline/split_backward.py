@@ -44,6 +44,7 @@ class PostponedWeights(TorchFunctionMode):
                 return _SplitLinear.apply(x, weight, bias, self._products)
         return func(*args, **kwargs)
 
+    @torch.no_grad()  # x has a graph of its own, and a gradient must not keep it
     def run(self) -> None:
         """Every weight and bias has its gradient added. To be called once, after the backward."""
         while self._products:

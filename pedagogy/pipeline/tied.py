@@ -53,7 +53,7 @@ class TiedWeight:
 
     def sum_gradients(self) -> None:
         """Each copy holds the sum of all copies' gradients."""
-        if self._copies is not None:
+        if self._copies is not None and self._parameter.requires_grad:
             if self._parameter.grad is None:
                 self._parameter.grad = torch.zeros_like(self._parameter)
             self._copies.all_reduce_(self._parameter.grad)

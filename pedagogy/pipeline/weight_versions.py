@@ -113,13 +113,13 @@ class StashingStage(Stage):
         self.newest += 1
         held = {held.more.number for held in self.held.values()}
         oldest = min(held | {self.version_for(self._next)})  # that anyone still needs
-        if oldest < self.newest:
+        self.versions = {n: version for n, version in self.versions.items() if n >= oldest}
+        if self.versions:
             self._step_on_a_copy()
         if self._optimizer is not None:
             self._optimizer.step()
             self._optimizer.zero_grad()
         self.versions[self.newest] = self._version()
-        self.versions = {n: version for n, version in self.versions.items() if n >= oldest}
         self.peak_versions = max(self.peak_versions, len(self.versions))
 
     def _version_in_backward(self, number: int) -> int:
