@@ -9,6 +9,14 @@ from pedagogy.pipeline.asynchronous import noam, pipedream, pipedream_2bw, piped
 from pedagogy.pipeline.batch_norm import DeferredBatchNorm, defer_batch_norm
 from pedagogy.pipeline.executor import PipelineRun, run_schedule, split_batch
 from pedagogy.pipeline.interleaved import interleaved, interleaved_in_rounds
+from pedagogy.pipeline.partition import (
+    LayerCost,
+    Plan,
+    ReplicatedStage,
+    partition,
+    partition_replicated,
+)
+from pedagogy.pipeline.profile import profile_layers
 from pedagogy.pipeline.recursion import (
     stashing,
     train_by_recursion,
@@ -34,9 +42,12 @@ from pedagogy.pipeline.zero_bubble import zero_bubble_h1, zero_bubble_h2
 __all__ = [
     "Action",
     "DeferredBatchNorm",
+    "LayerCost",
     "Layout",
     "PipelineRun",
+    "Plan",
     "RecomputingStage",
+    "ReplicatedStage",
     "Schedule",
     "Simulation",
     "SplitStage",
@@ -57,9 +68,12 @@ __all__ = [
     "naive",
     "noam",
     "one_f_one_b",
+    "partition",
+    "partition_replicated",
     "pipedream",
     "pipedream_2bw",
     "pipedream_replicated",
+    "profile_layers",
     "replica_group",
     "run_schedule",
     "schedule_text",
