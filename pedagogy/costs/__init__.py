@@ -8,6 +8,7 @@ to the memory meter, the FLOPs to PyTorch's counter, the parameter counts to pub
 from __future__ import annotations
 
 from pedagogy.costs import (
+    activations,
     communication,
     compute,
     memory,
@@ -18,6 +19,7 @@ from pedagogy.costs import (
 )
 
 __all__ = [
+    "activations",
     "communication",
     "compute",
     "memory",

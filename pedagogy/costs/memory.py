@@ -27,6 +27,28 @@ Units: bytes. GB is 10^9 bytes.
 
 from __future__ import annotations
 
+from pedagogy.costs.activations import (
+    activation_bytes_per_layer,
+    activation_terms_per_layer,
+    gpt_layer_activation_terms,
+    gpt_parameters_per_rank,
+)
+
+__all__ = [
+    "activation_bytes_per_layer",
+    "activation_terms_per_layer",
+    "gpt_activation_bytes",
+    "gpt_activation_terms",
+    "gpt_buffer_bytes",
+    "gpt_layer_activation_terms",
+    "gpt_parameters",
+    "gpt_parameters_per_rank",
+    "gpt_peak_bytes",
+    "model_state_bytes",
+    "model_states",
+    "transformer_parameters",
+]
+
 # bytes per parameter: (parameters, gradients, fp32 master copy, one value of optimizer state)
 _PRECISIONS = {"mixed": (2, 2, 4, 4), "fp32": (4, 4, 0, 4), "half": (2, 2, 0, 2)}
 _VALUES_OF_STATE = {"adam": 2, "momentum": 1, "sgd": 0}

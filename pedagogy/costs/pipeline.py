@@ -82,7 +82,7 @@ def makespan(
     """Time from the first start to the last end, by the table above; times of one whole rank.
 
     Exact for even stages without communication. H1 needs W <= F and W <= B - W. H2 needs
-    m >= 2p - 1 and 3W <= F + B. The two were derived from the order of the actions.
+    m >= 2p - 1, W <= F and 3W <= F + B. The two were derived from the order of the actions.
     **Raises** ValueError outside that, and for chunks where there are none.
     """
     p, m, v = num_stages, num_microbatches, num_chunks
@@ -112,7 +112,7 @@ def uneven_gpipe_makespan(
 ) -> float:
     """Makespan of GPipe with a time for each stage: sum + (m - 1) max, for F and for B.
 
-    Exact for GPipe; 1F1B needs at most as long where one stage is the slowest in both.
+    Exact for GPipe; 1F1B was never found to need longer.
     **Raises** ValueError if the two name different numbers of stages.
     """
     _check(len(forward), num_microbatches, 1)
@@ -137,10 +137,13 @@ def zero_bubble_h2_bubble(
 ) -> float:
     """The largest idle time within a rank's own span in H2: (p-1)(F + B - 3W).
 
-    The paper's (p-1)(T_F + T_B - 2T_W); needs m >= 2p - 1. Zero where F = B - W = W, while the
-    makespan keeps the skew of the starts, (p-1) F.
-    **Raises** ValueError where it would be negative. **Source** Qi et al. 2023, Table 2.
+    The paper's (p-1)(T_F + T_B - 2T_W); needs m >= 2p - 1 and W <= F. Zero where F = B - W = W,
+    while the makespan keeps the skew of the starts, (p-1) F.
+    **Raises** ValueError for W > F, and where it would be negative.
+    **Source** Qi et al. 2023, Table 2.
     """
+    if weight > forward:
+        raise ValueError(f"weight {weight}: H2's formula needs at most {forward}, the forward")
     return _zero_bubble(num_stages, forward, backward, weight, halves=3)
 
 
@@ -168,8 +171,8 @@ def warmup_forwards(
 ) -> int:
     """Forwards (of chunks) that a rank runs before it takes forwards and backwards in turn.
 
-    1F1B p - 1 - rank; H2 twice that; interleaved 2(p - rank - 1) + (v - 1)p, or all m v if m = p;
-    naive none; GPipe all; never more than there are.
+    1F1B p - 1 - rank; H2 twice that; interleaved 2(p - rank - 1) + (v - 1)p, or all m v if m = p,
+    but with one chunk it is 1F1B; naive none; GPipe all; never more than there are.
     **Raises** ValueError for an unknown schedule, rank, or number of micro-batches.
     **Source** Narayanan et al. 2021 (PTD-P), section 2.2, and Megatron-LM's schedules.
     """
@@ -178,7 +181,7 @@ def warmup_forwards(
     if not 0 <= rank < p:
         raise ValueError(f"rank {rank} of {p}: choose one from 0 to {p - 1}")
     to_the_end = p - 1 - rank
-    if schedule == "interleaved":
+    if schedule == "interleaved" and v > 1:
         return m * v if m == p else min(2 * to_the_end + (v - 1) * p, m * v)
     wanted = {"naive": 0, "gpipe": m, "zero_bubble_h2": 2 * to_the_end}
     return min(wanted.get(schedule, to_the_end), m)

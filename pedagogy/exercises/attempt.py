@@ -39,14 +39,18 @@ class NotWritten(Exception):
     """Raised in place of the NotImplementedError that a stub raises itself."""
 
 
+class Refused(Exception):
+    """Raised by an exercise's `observe`: an answer that cannot be measured, and why."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a function did with all cases.
 
     `kind` is "value" (`value[rank][case]` holds what it returned), "blank" (a stub's own
-    NotImplementedError), "raised", "looped" (no end), "hung" (ranks waited in vain) or "changed"
-    (an argument was changed in place). Two outcomes are the same if `kind` and `value` are;
-    `detail` says in one line what happened.
+    NotImplementedError), "raised", "refused" (by `observe`), "looped" (no end), "hung" (ranks
+    waited in vain) or "changed" (an argument was changed in place). Two outcomes are the same if
+    `kind` and `value` are; `detail` says in one line what happened.
     """
 
     kind: str
@@ -94,6 +98,8 @@ def _attempt_here(function: Callable, cases: Sequence, observe: Callable | None)
             pass
         except NotWritten:
             box.append(Outcome("blank"))
+        except Refused as error:
+            box.append(Outcome("refused", str(error), str(error)))
         except BaseException as error:
             box.append(Outcome("raised", signature(error), where(error, function)))
 

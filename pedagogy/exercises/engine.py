@@ -43,7 +43,7 @@ class Exercise:
     call itself and returns what is compared: for functions that change something in place.
     `mistakes` are pairs of a function and the sentence that explains it. A target is a function of
     (function, outcome) that returns a complaint or None. Numbers agree within
-    `tolerance * max(1, |expected|)`.
+    `tolerance * max(1, |expected|)`. `picture(function)`, a Figure, is shown after an attempt.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Exercise:
     tolerance: float = 1e-5
     observe: Callable | None = None
     labels: Sequence[str] = ()
+    picture: Callable | None = None
 
     def __post_init__(self) -> None:
         if self.labels and len(self.labels) != len(self.cases):
@@ -88,10 +89,13 @@ def check(stub: Callable) -> None:
         print(f"check takes the function itself, check(name), not {brief(stub)}")
         return
     try:
-        text = explain(find(name, Exercise), stub)
+        exercise = find(name, Exercise)
+        text = explain(exercise, stub)
     except Exception as error:
-        text = f"cannot be checked: {error}"
+        exercise, text = None, f"cannot be checked: {error}"
     print(" ".join(f"{name}: {text}".split()))
+    if exercise and exercise.picture and not text.startswith(NOT_ATTEMPTED):
+        _show_picture(exercise.picture, stub)
 
 
 def hint(name: str | Callable) -> None:
@@ -175,6 +179,14 @@ def messages_only(function: Callable, outcome: Outcome) -> str | None:
         f"it uses the collective {', '.join(others)}; write it with messages alone (send, recv "
         "and exchange)"
     )
+
+
+def _show_picture(picture: Callable, stub: Callable) -> None:
+    from pedagogy.notebook import show
+
+    drawn = attempt(picture, [(stub,)], None, None)
+    if drawn.kind == "value":
+        show(drawn.value[0][0])
 
 
 def _find_or_say(name: str | Callable) -> Exercise | None:

@@ -55,7 +55,7 @@ def hang_text(error: Any) -> str:
     rows = []
     for rank, what, peers, _, line in error.table:
         to = "" if peers == "-" else f" (rank {peers})"
-        at = "" if line == "-" else f" at {line}"
+        at = "" if line in ("", "-") else f" at {line}"
         rows.append(f"rank {rank}: {what}{to}{at}")
     return f"{str(error).splitlines()[0]}; {'; '.join(rows)}"
 

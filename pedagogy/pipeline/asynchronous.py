@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from math import lcm
 
 from pedagogy.pipeline.schedule import Action, Schedule, check_counts
 from pedagogy.pipeline.schedules import in_turn, one_f_one_b
@@ -51,8 +52,8 @@ def pipedream(num_stages: int, num_microbatches: int) -> Schedule:
 def pipedream_2bw(num_stages: int, num_batches: int, microbatches_per_batch: int) -> Schedule:
     """1F1B without a flush, with one update per batch of several micro-batches.
 
-    **Raises** ValueError where a batch has fewer micro-batches than there are stages: then two
-    weight versions would not be enough.
+    **Raises** ValueError where a batch has fewer micro-batches than there are stages: the paper
+    asks for as many, so that two weight versions are enough.
     Source: Narayanan et al. 2021 (PipeDream-2BW), section 3.1.
     """
     check_counts(num_batches=num_batches, microbatches_per_batch=microbatches_per_batch)
@@ -96,12 +97,13 @@ def pipedream_replicated(replicas: Sequence[int], num_microbatches: int) -> Sche
     """
     noam(replicas)
     check_counts(num_microbatches=num_microbatches)
-    uneven = next((r for r in replicas if num_microbatches % r), None)
-    if uneven is not None:
-        below = num_microbatches // uneven * uneven
+    each = lcm(*replicas)
+    if num_microbatches % each:
+        below = num_microbatches // each * each
+        nearest = [n for n in (below, below + each) if n > 0]
         raise ValueError(
-            f"{num_microbatches} minibatches over {uneven} replicas: each round of updates needs "
-            f"one from each replica; {below or uneven} or {below + uneven} would do"
+            f"{num_microbatches} minibatches over {list(replicas)} replicas: each round of updates "
+            f"needs one from each replica; {' or '.join(map(str, nearest))} would do"
         )
     behind = list(accumulate(reversed(replicas)))[::-1]  # ranks of this stage and all behind it
     schedule = []

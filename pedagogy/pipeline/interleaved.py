@@ -28,12 +28,13 @@ Source: Narayanan et al. 2021 (PTD-P), section 2.2.
 from __future__ import annotations
 
 from pedagogy.pipeline.schedule import Action, Schedule, check_counts
-from pedagogy.pipeline.schedules import in_turn
+from pedagogy.pipeline.schedules import in_turn, one_f_one_b
 
 
 def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Schedule:
     """1F1B over num_ranks * num_chunks stages; stage c * num_ranks + r is chunk c of rank r.
 
+    With one chunk it is 1F1B itself.
     **Raises** ValueError unless num_microbatches is a multiple of num_ranks, and names the nearest.
     Source: Narayanan et al. 2021 (PTD-P), section 2.2.
     """
@@ -45,12 +46,15 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Sched
             f"{num_microbatches} micro-batches on {num_ranks} ranks: the interleaved schedule "
             f"needs a multiple of {num_ranks}, for example {' or '.join(map(str, nearest))}"
         )
+    if num_chunks == 1:
+        return one_f_one_b(num_ranks, num_microbatches)
     return _rounds(num_ranks, num_microbatches, num_chunks, per_round=num_ranks)
 
 
 def interleaved_in_rounds(num_ranks: int, num_microbatches: int, num_chunks: int) -> Schedule:
     """The interleaved schedule with max(1, m // p) rounds of equal size, which need not be p.
 
+    A single round is all warm-up here, as in Megatron; PyTorch keeps its formula there.
     **Raises** ValueError where the rounds would be unequal, and names the nearest that fit.
     Source: PyTorch's torch.distributed.pipelining.ScheduleInterleaved1F1B.
     """

@@ -11,6 +11,7 @@ Sources: none; this is what "a list for each rank" means.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from numbers import Number
 
 from pedagogy.pipeline.schedule import KINDS, B, F, Layout, R, Schedule, W
 
@@ -64,7 +65,7 @@ def durations_of(
 
 def by_stage(name: str, cost: Cost, layout: Layout) -> list:
     """`cost` as a list, one number for each stage. **Raises** ValueError that uses its `name`."""
-    costs = list(cost) if isinstance(cost, Sequence) else [cost] * layout.num_stages
+    costs = [cost] * layout.num_stages if isinstance(cost, Number) else list(cost)
     if len(costs) != layout.num_stages:
         raise ValueError(
             f"{name} has {len(costs)} numbers; give one number, or one for each of the "

@@ -124,7 +124,8 @@ class Layout:
                 crosses = self._home[cell] != self._home[cell - m]
                 yield cell - m, cell // m - 1 if crosses else -1
             return
-        yield cell, -1  # its own forward
+        if kind in (B, R):
+            yield cell, -1  # its own forward
         if kind == B:
             if self.present[R * cells + cell]:
                 yield R * cells + cell, -1

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import accumulate, chain
+from numbers import Number
 from typing import NamedTuple
 
 from pedagogy.pipeline.replay import Cost, by_stage, durations_of, replay
@@ -176,12 +177,15 @@ def simulate(
     micro-batch: with v chunks on the rank, a chunk takes 1/v of it. `backward` is the whole
     backward; where a micro-batch has a W, W takes `weight` and B the rest. U takes no time.
     `communication` is the time of one message between ranks, whatever the chunks; as a list, entry
-    s is for the boundary between stages s and s + 1.
+    s is for the boundary between stages s and s + 1 (the last stage has none: its entry may be left
+    out).
 
     **Raises** ValueError as `Layout` does; for costs of another length than there are stages, or
     below 0; for a weight above backward; and for a dead-lock, with the circle named.
     """
     layout = Layout(schedule)
+    if not isinstance(communication, Number) and len(communication) == layout.num_stages - 1:
+        communication = [*communication, 0]  # the last stage has no boundary behind it
     sent = by_stage("communication", communication, layout)
     durations = durations_of(layout, forward, backward, weight, recompute)
     return Simulation(layout, *replay(layout, durations, sent), sent)

@@ -13,7 +13,7 @@ nothing better to do. With p stages, stage s postpones its W by s micro-batches 
 late stages have the longest drain of others to wait for, and W fills it.
 
     h1   warm-up as in 1F1B, so never more micro-batches than p; bubble (p - 1)(tF + tB - tW)
-    h2   2(p - s) - 1 warm-up forwards; bubble (p - 1)(tF + tB - 2 tW), at the price of up to 2p - 1
+    h2   2(p - 1 - s) warm-up forwards; bubble (p - 1)(tF + tB - 2 tW), for up to 2p - 1 in flight
 
 (here tB is the input half alone). With tF = tB = tW, H2's bubble is zero. Zero is meant for *each
 rank's own span*, from its first action to its last: rank p - 1 still starts p - 1 forwards after

@@ -189,8 +189,12 @@ def test_impossible_questions_are_refused_with_the_numbers():
         cost.makespan("zero_bubble_h2", 4, 6)
     with pytest.raises(ValueError, match=r"weight of at most 1\.0"):
         cost.makespan("zero_bubble_h1", 4, 8, weight=1.5)
-    with pytest.raises(ValueError, match=r"at most 1\.0 fits"):
+    with pytest.raises(ValueError, match=r"at most 1\.0, the forward"):
         cost.zero_bubble_h2_bubble(4, weight=1.5)
+    with pytest.raises(ValueError, match=r"at most 1\.0 fits"):
+        cost.zero_bubble_h2_bubble(4, forward=2, backward=1, weight=1.5)
+    with pytest.raises(ValueError, match="at most 1, the forward"):  # simulated: 20, not 19
+        cost.makespan("zero_bubble_h2", 2, 3, 1, 1, 5, 2)
     with pytest.raises(ValueError, match="2 forward times and 3 backward times"):
         cost.uneven_gpipe_makespan([1, 1], [2, 2, 2], 4)
     with pytest.raises(ValueError, match="batch of 12 in 5 micro-batches: choose one of 1, 2, 3"):
