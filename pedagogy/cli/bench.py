@@ -10,8 +10,8 @@ every second pair the twin goes first.
                     programs measured by the same counters (Linux with gloo; elsewhere n/a)
     peak bytes      the most that was live during a step, per rank, by `memory_meter`
 
-The rows stand in `rows.py`. A row's two functions each take a group and return the step to time:
-models and buffers are made once, outside the measurement.
+The rows stand in `rows.py` and `rows_pipeline.py`. A row's two functions each take a group and
+return the step to time: models and buffers are made once, outside the measurement.
 """
 
 from __future__ import annotations
@@ -55,17 +55,19 @@ class Measured:
 
 
 def rows(names: Sequence[str] = ()) -> list[Row]:
-    """The rows of these names, in the order of `rows.py`; all of them without a name.
+    """The rows of these names, in the order of the chapters; all of them without a name.
 
     Raises: CommandError that lists the names there are.
     """
-    from pedagogy.cli.rows import ROWS
+    from pedagogy.cli import rows as data_parallel
+    from pedagogy.cli import rows_pipeline as pipeline
 
-    unknown = set(names) - {row.name for row in ROWS}
+    there = [*data_parallel.ROWS, *pipeline.ROWS]
+    unknown = set(names) - {row.name for row in there}
     if unknown:
-        known = ", ".join(row.name for row in ROWS) or "none"
+        known = ", ".join(row.name for row in there) or "none"
         raise CommandError(f"no row is called {', '.join(sorted(unknown))}; there are: {known}")
-    return [row for row in ROWS if not names or row.name in names]
+    return [row for row in there if not names or row.name in names]
 
 
 def measure(row: Row, pairs: int) -> Measured:

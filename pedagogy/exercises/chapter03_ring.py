@@ -57,8 +57,8 @@ def _scores(rank, source, q, k, causal):
 
 
 def _merged(met: list[tuple[Tensor, Tensor]]) -> Tensor:
-    scores = torch.cat([scores for scores, _ in met], -1)
-    return scores.softmax(-1) @ torch.cat([v for _, v in met])
+    scores, values = zip(*met, strict=True)
+    return torch.cat(scores, -1).softmax(-1) @ torch.cat(values)
 
 
 def _ring(
@@ -107,7 +107,7 @@ def _own_keys_alone(group, q, k, v, causal):
     return _merged([(_scores(group.rank, group.rank, q, k, causal), v)])
 
 
-def _own_block_again_and_again(group, *arguments):
+def _own_block_again(group, *arguments):
     return _ring(group, *arguments, own=True)
 
 
@@ -184,8 +184,8 @@ RING_ATTENTION = Exercise(
     mistakes=[
         (
             _own_keys_alone,
-            "Each query meets the keys of its own rank alone: send keys and values on, and take "
-            "those that come from the left, until all have come by.",
+            "Each query meets its own rank's keys alone: send keys and values on until all have "
+            "come by.",
         ),
         (
             _mean_of_blocks,
@@ -202,25 +202,19 @@ RING_ATTENTION = Exercise(
             "The blocks' sums are added without being brought to one maximum: where the maximum "
             "grows, what was summed before is multiplied by exp(old - new).",
         ),
-        (
-            _own_block_again_and_again,
-            "Every rank sends its own keys in each step, so it meets its neighbour's again and "
-            "again: send on what has just arrived.",
-        ),
+        (_own_block_again, "Every rank sends its own keys each time: send on what has arrived."),
         (
             _not_causal,
-            "Without a mask it is right, and `causal` is not looked at: a query sees no key that "
-            "comes after it.",
+            "Without a mask it is right, but a causal query sees no key that comes after it.",
         ),
         (
             _every_block_a_triangle,
-            "The triangular mask is for the rank's own block. All keys of an earlier rank are seen, "
-            "and none of a later one.",
+            "The triangular mask is for the rank's own block: all keys of an earlier one are seen, "
+            "none of a later one.",
         ),
         (
             _whole_blocks_alone,
-            "Blocks of later ranks are left out, but in the rank's own block the later keys are "
-            "still seen: it wants a triangular mask.",
+            "Later ranks' blocks are left out, but in its own block a query still sees later keys.",
         ),
         (
             _other_way_round,
@@ -233,10 +227,7 @@ RING_ATTENTION = Exercise(
             "A rank leaves the loop at a block that is masked, and no longer passes on what the "
             "others wait for: skip the computation, not the exchange.",
         ),
-        (
-            _once_too_often,
-            "After the last block everything is passed on once more, and nobody needs it.",
-        ),
+        (_once_too_often, "After the last block everything is passed on once more, for nobody."),
         (
             _gathered,
             "Keys and values of the whole sequence are gathered on every rank: what was to be "

@@ -12,65 +12,60 @@ from pedagogy.exercises.registry import register
 
 
 def online_softmax_merge(
-    m: Tensor,
-    l: Tensor,
-    o: Tensor,
-    m2: Tensor,
-    l2: Tensor,
-    o2: Tensor,  # noqa: E741
+    m1: Tensor, l1: Tensor, o1: Tensor, m2: Tensor, l2: Tensor, o2: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """m, l and o of all keys, from those of two blocks of keys.
 
     For each query, over the keys of a block: m = max of the scores, l = sum of exp(score - m), and
     o = sum of exp(score - m) v, which is not divided by l yet. m, l (queries,); o (queries, d).
     """
-    new = torch.maximum(m, m2)
-    old, added = (m - new).exp(), (m2 - new).exp()
-    return new, l * old + l2 * added, o * old[:, None] + o2 * added[:, None]
+    m = torch.maximum(m1, m2)
+    first, second = (m1 - m).exp(), (m2 - m).exp()
+    return m, l1 * first + l2 * second, o1 * first[:, None] + o2 * second[:, None]
 
 
 # --- mistakes -------------------------------------------------------------------------------------
 
 
-def _not_rescaled(m, l1, o, m2, l2, o2):
-    return torch.maximum(m, m2), l1 + l2, o + o2
+def _not_rescaled(m1, l1, o1, m2, l2, o2):
+    return torch.maximum(m1, m2), l1 + l2, o1 + o2
 
 
-def _output_not_rescaled(m, l1, o, m2, l2, o2):
-    new, total, _ = online_softmax_merge(m, l1, o, m2, l2, o2)
-    return new, total, o + o2
+def _output_not_rescaled(m1, l1, o1, m2, l2, o2):
+    new, total, _ = online_softmax_merge(m1, l1, o1, m2, l2, o2)
+    return new, total, o1 + o2
 
 
-def _old_alone(m, l1, o, m2, l2, o2):
-    new = torch.maximum(m, m2)
-    old = (m - new).exp()
-    return new, l1 * old + l2, o * old[:, None] + o2
+def _old_alone(m1, l1, o1, m2, l2, o2):
+    new = torch.maximum(m1, m2)
+    old = (m1 - new).exp()
+    return new, l1 * old + l2, o1 * old[:, None] + o2
 
 
-def _new_alone(m, l1, o, m2, l2, o2):
-    new = torch.maximum(m, m2)
+def _new_alone(m1, l1, o1, m2, l2, o2):
+    new = torch.maximum(m1, m2)
     added = (m2 - new).exp()
-    return new, l1 + l2 * added, o + o2 * added[:, None]
+    return new, l1 + l2 * added, o1 + o2 * added[:, None]
 
 
-def _upside_down(m, l1, o, m2, l2, o2):
-    new = torch.maximum(m, m2)
-    old, added = (new - m).exp(), (new - m2).exp()
-    return new, l1 * old + l2 * added, o * old[:, None] + o2 * added[:, None]
+def _upside_down(m1, l1, o1, m2, l2, o2):
+    new = torch.maximum(m1, m2)
+    old, added = (new - m1).exp(), (new - m2).exp()
+    return new, l1 * old + l2 * added, o1 * old[:, None] + o2 * added[:, None]
 
 
-def _normalised(m, l1, o, m2, l2, o2):
-    new, total, output = online_softmax_merge(m, l1, o, m2, l2, o2)
+def _normalised(m1, l1, o1, m2, l2, o2):
+    new, total, output = online_softmax_merge(m1, l1, o1, m2, l2, o2)
     return new, total, output / total[:, None]
 
 
-def _sum_of_normalised(m, l1, o, m2, l2, o2):
-    new, total, _ = online_softmax_merge(m, l1, o, m2, l2, o2)
-    return new, total, o / l1[:, None] + o2 / l2[:, None]
+def _sum_of_normalised(m1, l1, o1, m2, l2, o2):
+    new, total, _ = online_softmax_merge(m1, l1, o1, m2, l2, o2)
+    return new, total, o1 / l1[:, None] + o2 / l2[:, None]
 
 
-def _mean_of_normalised(m, l1, o, m2, l2, o2):
-    new, total, output = _sum_of_normalised(m, l1, o, m2, l2, o2)
+def _mean_of_normalised(m1, l1, o1, m2, l2, o2):
+    new, total, output = _sum_of_normalised(m1, l1, o1, m2, l2, o2)
     return new, total, output / 2
 
 
@@ -116,8 +111,8 @@ MERGE = Exercise(
     mistakes=[
         (
             _not_rescaled,
-            "The two sums were made with different maxima: l is in units of exp(m), l2 in units of "
-            "exp(m2). Bring both to the new maximum before they are added.",
+            "The two sums were made with different maxima: l1 is in units of exp(m1), l2 in units "
+            "of exp(m2). Bring both to the new maximum before they are added.",
         ),
         (
             _output_not_rescaled,
@@ -130,8 +125,8 @@ MERGE = Exercise(
         ),
         (
             _new_alone,
-            "Only the second block is rescaled: what was summed before wants exp(m - new maximum), "
-            "which is 1 only where the maximum stays.",
+            "Only the second block is rescaled: what was summed before wants exp(m1 - m), which is "
+            "1 only where the maximum stays.",
         ),
         (
             _upside_down,
@@ -146,7 +141,7 @@ MERGE = Exercise(
         (
             _sum_of_normalised,
             "These are sums of finished softmaxes: each block's weights add up to 1, and together "
-            "to 2. Add the sums o and o2 (rescaled), not o/l and o2/l2.",
+            "to 2. Add the sums o1 and o2 (rescaled), not o1/l1 and o2/l2.",
         ),
         (
             _mean_of_normalised,
@@ -155,7 +150,7 @@ MERGE = Exercise(
         ),
     ],
     hints=[
-        "The new maximum is torch.maximum(m, m2), element by element.",
+        "The new maximum is torch.maximum(m1, m2), element by element.",
         "exp(score - new) = exp(score - m) exp(m - new): one factor for each query and block, for "
         "l and for o.",
     ],

@@ -9,6 +9,7 @@ from pedagogy.pipeline.asynchronous import noam, pipedream, pipedream_2bw, piped
 from pedagogy.pipeline.batch_norm import DeferredBatchNorm, defer_batch_norm
 from pedagogy.pipeline.executor import PipelineRun, run_schedule, split_batch
 from pedagogy.pipeline.interleaved import interleaved, interleaved_in_rounds
+from pedagogy.pipeline.notation import parse_schedule
 from pedagogy.pipeline.partition import (
     LayerCost,
     Plan,
@@ -30,6 +31,7 @@ from pedagogy.pipeline.simulate import Simulation, Wait, simulate
 from pedagogy.pipeline.split import gpt_layers, split_layers
 from pedagogy.pipeline.stage import RecomputingStage, SplitStage, Stage
 from pedagogy.pipeline.tied import TiedWeight
+from pedagogy.pipeline.versions_table import versions_used
 from pedagogy.pipeline.weight_versions import (
     StashingStage,
     TwoVersionStage,
@@ -68,6 +70,7 @@ __all__ = [
     "naive",
     "noam",
     "one_f_one_b",
+    "parse_schedule",
     "partition",
     "partition_replicated",
     "pipedream",
@@ -83,6 +86,7 @@ __all__ = [
     "stashing",
     "train_by_recursion",
     "two_versions",
+    "versions_used",
     "vertical_sync",
     "zero_bubble_h1",
     "zero_bubble_h2",

@@ -151,6 +151,12 @@ def _as_stage(number: int, stage: nn.Module | Stage, mine: list[Action]) -> Stag
                 f"the schedule has {kind} for stage {number}, but a {type(stage).__name__} has no "
                 f"{_METHODS[kind]}; see pedagogy.pipeline.stage and weight_versions"
             )
+    halves = [{a.microbatch for a in mine if a[:2] == (kind, number)} for kind in "BW"]
+    if hasattr(stage, "weight_backward") and halves[0] != halves[1]:
+        raise ValueError(
+            f"stage {number} runs its backward in two halves, but the schedule has no W of the "
+            f"micro-batches {sorted(halves[0] - halves[1])}: their weights' gradient would be lost"
+        )
     return stage
 
 

@@ -15,6 +15,8 @@ from pedagogy.plots.memory import (
     memory_bars_figure,
     memory_figure,
 )
+from pedagogy.plots.partition import CutStage, partition_figure
+from pedagogy.plots.pipeline import schedule_figure, schedule_panel, versions_figure
 from pedagogy.plots.shards import ShardMap, draw_shard_map, shards_figure
 from pedagogy.plots.step import draw_phases, step_memory_figure
 from pedagogy.plots.strips import draw_memory_strips
@@ -22,6 +24,7 @@ from pedagogy.plots.technique_map import technique_map_figure
 from pedagogy.plots.timeline import Panel, timeline_figure
 
 __all__ = [
+    "CutStage",
     "Panel",
     "ShardMap",
     "bars_figure",
@@ -39,9 +42,13 @@ __all__ = [
     "histograms_figure",
     "memory_bars_figure",
     "memory_figure",
+    "partition_figure",
+    "schedule_figure",
+    "schedule_panel",
     "shards_figure",
     "step_memory_figure",
     "style",
     "technique_map_figure",
     "timeline_figure",
+    "versions_figure",
 ]

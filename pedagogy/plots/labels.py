@@ -21,6 +21,8 @@ from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D, Bbox, IdentityTransform, Transform
 
+from pedagogy.plots import style
+
 
 @lru_cache(maxsize=4096)
 def _glyphs(text: str, weight: str) -> Path:
@@ -103,6 +105,15 @@ def add_labels(
         labels = Labels(texts, at, colour, size, weight, transform or ax.transData)
         labels.set_gid(gid)
         ax.add_artist(labels)
+
+
+def name_rows(ax: Axes, ranks: Sequence[int], below: float = 0.0) -> None:
+    """Write "rank 0", "rank 1", ... left of the axes, each at y = rank + below."""
+    inches = ax.get_figure().get_size_inches()[0] * ax.get_position().width
+    names = [f"rank {rank}" for rank in ranks]
+    rooms = [width_points(name, 8.3) / 72 for name in names]  # letters are narrower than digits
+    at = [(-(0.07 + room / 2) / inches, r + below) for room, r in zip(rooms, ranks, strict=True)]
+    add_labels(ax, "ranks", names, at, style.INK, 9.0, transform=ax.get_yaxis_transform())
 
 
 def labels_of(ax: Axes, gid: str) -> list[tuple[str, tuple[float, float]]]:

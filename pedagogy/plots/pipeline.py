@@ -113,7 +113,7 @@ def mark_wait(ax: Axes, wait: Any, span: tuple[float, float], rank: int) -> None
 
     wait: `pedagogy.pipeline.Wait`, with rank, start and end.
     """
-    floor = FLOOR if any(line.get_gid() == "arrows" for line in ax.lines) else BOTTOM
+    floor = FLOOR if any(c.get_gid() == "send" for c in ax.collections) else BOTTOM
     look = {"edgecolor": style.ACCENT, "linewidth": 2.0, "zorder": 8}
     for gid, (start, end), lane, more in (
         ("bubble", (wait.start, wait.end), wait.rank, {"facecolor": "#FBE9DD", "hatch": "//"}),

@@ -8,13 +8,15 @@ peak of a rank is marked by a dot, a dashed line leads to the right, and its val
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.path import Path
 
 from pedagogy.plots import style
+from pedagogy.plots.labels import add_labels, name_rows, width_points
 
 PLAIN = "#8CA0B8"  # bytes without a kind
 STRIP = 0.78  # height of a full strip, in units of the distance between two strips
@@ -67,46 +69,45 @@ def draw_memory_strips(
     scale = scale or max(peak_of(curve)[1] for curve in curves) or 1.0
     kinds = kinds_of(curves)
     with style.styled():
-        for rank, curve in memory.items():
-            times = np.array([time for time, _ in curve] + [end])
-            layers = rank + 0.4 - STRIP / scale * layers_of(curve, kinds)
-            layers = np.hstack([layers, layers[:, -1:]])
-            for i, (low, high) in enumerate(pairwise(layers)):
-                colour, hatch = style.memory_look(kinds[i]) if kinds else (PLAIN, "")
-                ax.fill_between(
-                    times,
-                    low,
-                    high,
-                    step="post",
-                    facecolor=colour,
-                    hatch=hatch,
-                    edgecolor=style.PAPER,
-                    linewidth=0,
-                    zorder=2,
-                )
-            _mark_peak(ax, rank, curve, scale, end, number)
-            ax.plot([0, end], [rank + 0.4] * 2, color=style.GRID, linewidth=0.8, zorder=3)
+        for i in range(max(len(kinds), 1)):
+            colour, hatch = style.memory_look(kinds[i]) if kinds else (PLAIN, "")
+            paths = [
+                _area(rank, curve, kinds, i, scale, end) for rank, curve in memory.items() if curve
+            ]
+            area = PathCollection(
+                paths, facecolors=colour, hatch=hatch or None, edgecolors=style.PAPER,
+                linewidths=0, zorder=2,
+            )  # fmt: skip
+            ax.add_collection(area, autolim=False)
+        _mark_peaks(ax, memory, scale, end, number)
+        ax.hlines([rank + 0.4 for rank in memory], 0, end, color=style.GRID, lw=0.8, zorder=3)
         ax.set_xlim(0, end)
         ax.set_ylim(max(memory) + 0.45, min(memory) - 0.55)
-        ax.set_yticks([rank + 0.1 for rank in memory], [f"rank {rank}" for rank in memory])
-        ax.tick_params(axis="y", length=0)
+        ax.set_yticks([])
+        name_rows(ax, list(memory), 0.1)
         for name, side in ax.spines.items():
             side.set_visible(name == "bottom")
 
 
-def _mark_peak(ax: Axes, rank: int, curve: Curve, scale: float, end: float, number) -> None:
-    time, value = peak_of(curve)
-    y = rank + 0.4 - STRIP / scale * value
-    ax.plot([time, end], [y, y], color=style.ACCENT, linewidth=1.1, linestyle=(0, (4, 2)), zorder=4)
-    ax.plot([time], [y], "o", color=style.ACCENT, markersize=3.5, zorder=5, gid="peak")
-    ax.annotate(
-        number(value),
-        (end, y),
-        xytext=(6, 0),
-        textcoords="offset points",
-        va="center",
-        color=style.ACCENT,
-        fontweight="bold",
-        fontsize=9.5,
-        annotation_clip=False,
-    )
+def _area(rank: int, curve: Curve, kinds: Sequence[str], i: int, scale: float, end: float) -> Path:
+    """Return the outline of one layer of a curve, as steps that last until the next value."""
+    times = np.repeat([*(time for time, _ in curve), end], 2)[1:-1]
+    low, high = np.repeat(layers_of(curve, kinds)[i : i + 2], 2, axis=1)
+    y = rank + 0.4 - STRIP / scale * np.concatenate([low, high[::-1]])
+    return Path(np.column_stack([np.concatenate([times, times[::-1]]), y]))
+
+
+def _mark_peaks(
+    ax: Axes, memory: Mapping[int, Curve], scale: float, end: float, number: Callable
+) -> None:
+    peaks = [peak_of(curve) for curve in memory.values()]
+    times = [time for time, _ in peaks]
+    heights = [r + 0.4 - STRIP / scale * peak for r, (_, peak) in zip(memory, peaks, strict=True)]
+    ax.hlines(heights, times, end, color=style.ACCENT, lw=1.1, linestyle=(0, (4, 2)), zorder=4)
+    ax.plot(times, heights, "o", color=style.ACCENT, markersize=3.5, zorder=5, gid="peak")
+    texts = [number(peak) for _, peak in peaks]
+    inches = ax.get_figure().get_size_inches()[0] * ax.get_position().width
+    rooms = [width_points(text, 9.0, "bold") / 72 for text in texts]
+    at = [(1 + (0.09 + room / 2) / inches, y) for room, y in zip(rooms, heights, strict=True)]
+    across = ax.get_yaxis_transform()
+    add_labels(ax, "peaks", texts, at, style.ACCENT, 9.5, "bold", across)

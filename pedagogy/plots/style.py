@@ -14,7 +14,8 @@ How it works
   drawn under this module's settings whatever the user's matplotlibrc says.
 - Only DejaVu is asked for: it comes with matplotlib.
 - Micro-batches have eight hues (Okabe and Ito 2008, made equally light): a light one for forward
-  and a dark one for backward, at least 30 apart in L*, so that the two differ in grey as well.
+  and a dark one for backward, at least 30 apart in L*, so that the two differ in grey as well;
+  a paler one still for the half of a backward that is for the weights.
   The number stands in the block, and backward wears a bar: colour is never the only sign.
 - Kinds of memory and of communication have a colour and a hatch each.
 - `finding(figure, sentence)` writes what the picture shows into the figure's label. That label is
@@ -31,6 +32,7 @@ from __future__ import annotations
 import io
 import re
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import matplotlib
@@ -49,6 +51,7 @@ ACCENT = "#B34700"  # peaks, limits, whatever the sentence is about
 
 FORWARD = ("#9CCBEB", "#F6D27A", "#8FDCC0", "#EFBBD6", "#BFE3F7", "#F2B48A", "#CFD08F", "#CDB9E3")
 BACKWARD = ("#0072B2", "#8A6100", "#00765A", "#A8497D", "#2A6F97", "#B34700", "#66690A", "#5B3A8C")
+WEIGHT = ("#E1F0FA", "#FCF2DC", "#DDF5EC", "#FAEBF3", "#ECF7FD", "#FBE6DA", "#F1F1DE", "#EFE9F6")
 
 # kind -> (colour, hatch)
 MEMORY = {
@@ -131,13 +134,23 @@ def _settings() -> dict[str, Any]:
 SETTINGS = _settings()
 
 
+_applied = ContextVar("style applied", default=False)
+
+
 @contextmanager
 def styled():
     """Apply the style within the block; the user's settings are back afterwards."""
+    if _applied.get():  # blocks within a block cost nothing: a picture has twenty
+        yield
+        return
     now = matplotlib.rcParams
     changed = {key: value for key, value in SETTINGS.items() if now[key] != value}
-    with matplotlib.rc_context(changed):
-        yield
+    token = _applied.set(True)
+    try:
+        with matplotlib.rc_context(changed):
+            yield
+    finally:
+        _applied.reset(token)
 
 
 class StyledFigure(Figure):

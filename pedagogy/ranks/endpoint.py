@@ -44,7 +44,7 @@ class Endpoint:
         self._process_group = process_group
         self._log = log
         self._wire = Wire(device, staged)
-        self._key = (log.number_group(), name, self.ranks)
+        self._key = (log.number_group(name, self.ranks), name, self.ranks)
         self._stream_clock = StreamClock(log, device)
         self._lanes: dict[str, Endpoint] = {}
 
@@ -65,10 +65,44 @@ class Endpoint:
         return self._lanes[name]
 
     def subset(self, ranks: Sequence[int], name: str):
-        """A new group of some ranks of this one, by their numbers in it; those ranks call it."""
-        members = [self.ranks[rank] for rank in ranks]
-        process_group = dist.new_group(members, use_local_synchronization=True)
+        """A new group of some ranks of this one, by their numbers in it; those ranks call it.
+
+        Its ranks are in ascending order, whatever the order of `ranks`.
+        """
+        ranks = sorted(ranks)
+        members, process_group = [self.ranks[rank] for rank in ranks], None
+        if len(members) > 1:
+            self._make_equally_many_groups(ranks)
+            process_group = dist.new_group(members, use_local_synchronization=True)
         return self.part(process_group, members, f"{self.name}, {name}")
+
+    def _make_equally_many_groups(self, ranks: list[int]) -> None:
+        """Some ranks of the group have made equally many groups each.
+
+        torch calls a group that only its members make by the number of groups that they have made
+        before. Where that differs, they would wait for each other for ever under two names.
+        """
+        made = dist.distributed_c10d._world.pg_names
+        number = torch.tensor([len(made)], device=self._wire.carrier)
+
+        def hand(direction: str, x: torch.Tensor, peer: int) -> torch.Tensor:
+            needs = self._count_message(direction, peer)
+            move = dist.send if direction == "send" else dist.recv
+            with self._log.waiting("subset", (self.ranks[peer],), needs):
+                move(x, self.ranks[peer], group=self._process_group)
+            return x
+
+        first, *others = ranks
+        if self.rank == first:
+            numbers = [hand("recv", torch.empty_like(number), peer) for peer in others]
+            number = torch.stack([number, *numbers]).max(0).values
+            for peer in others:
+                hand("send", number, peer)
+        else:
+            hand("send", number, first)
+            hand("recv", number, first)
+        while len(made) < number:
+            dist.new_group([self._log.rank], use_local_synchronization=True)
 
     @property
     def process_group(self) -> dist.ProcessGroup | None:

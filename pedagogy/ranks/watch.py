@@ -72,7 +72,7 @@ class Log:
         self.events: list[Event] = []
         self.counts: Counter[Key] = Counter()
         self.waits: list[Wait] = []
-        self._num_groups = 0
+        self._num_groups: Counter[tuple] = Counter()
         self.under_way: set[object] = set()  # handles that nobody waited for: kept, or gloo cancels
         self.unsettled: list[Callable[[], Event]] = []  # events whose times a GPU still knows alone
         self._raw: tuple[types.FrameType, int, float] | None = None
@@ -107,10 +107,10 @@ class Log:
         threads = [t for t in threading.enumerate() if t.name != WATCHDOG]
         return len(threads) <= 2
 
-    def number_group(self) -> int:
-        """0, 1, 2, ... in the order in which this rank made its groups, the same on all ranks."""
-        self._num_groups += 1
-        return self._num_groups - 1
+    def number_group(self, name: str, ranks: tuple[int, ...]) -> int:
+        """How many groups of this name and these ranks this rank made before; the same on all."""
+        self._num_groups[name, ranks] += 1
+        return self._num_groups[name, ranks] - 1
 
     def settle(self) -> None:
         """Fetch the times of spans that ran on a GPU."""

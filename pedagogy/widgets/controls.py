@@ -32,6 +32,11 @@ def choice(options: Sequence[Any], default: Any) -> ipywidgets.SelectionSlider:
     return ipywidgets.SelectionSlider(options=list(options), value=default, **_look())
 
 
+def menu(options: Sequence[Any], default: Any) -> ipywidgets.Dropdown:
+    """Return a menu of given options, (text, value) pairs or plain values."""
+    return ipywidgets.Dropdown(options=list(options), value=default, **_look())
+
+
 def _slider(name: str, low: Any, high: Any, default: Any, step: Any = None) -> ipywidgets.Widget:
     if not low <= default <= high:
         raise ValueError(f"control {name!r}: the default {default} is not within {low} to {high}")

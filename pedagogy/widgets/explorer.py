@@ -153,8 +153,8 @@ class Explorer:
     def _draw(self) -> None:
         self._quiet = True
         try:
-            self._limit_steps()
             with no_collection():
+                self._limit_steps()
                 self.figure, self.error = self.render(**self.values), None
                 self.view.value = picture_html(self.figure)
             self._fix_height()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pedagogy.cli import bench
+from pedagogy.cli import bench, rows_pipeline
 from pedagogy.cli.bench import Row, measure
 from pedagogy.cli.chapters import CommandError
+from pedagogy.ranks import launch
 
 
 def reduces_once(group):
@@ -47,3 +48,29 @@ def test_no_pairs_are_refused():
 def test_the_names_of_the_rows_differ():
     names = [row.name for row in bench.rows()]
     assert len(set(names)) == len(names)
+
+
+def steps_of_a_pipeline_row(group, row):
+    """The weights of this rank's stages after two steps of each side, and before them."""
+    rows_pipeline.GPT_SIZES |= {"hidden": 8, "heads": 2, "sequence": 4}
+    made, make_stages = [], rows_pipeline._stages
+
+    def noted(*arguments):
+        made.append(make_stages(*arguments))
+        return made[-1]
+
+    rows_pipeline._stages = noted
+    for side in (row.ours, row.twin):
+        step = side(group)
+        step()
+        step()
+    made.append(make_stages(group, row.ours.keywords["name"]))
+    return [[p.detach() for one in stages.values() for p in one.parameters()] for stages in made]
+
+
+@pytest.mark.parametrize("row", rows_pipeline.ROWS, ids=lambda row: row.name)
+def test_both_sides_of_a_pipeline_row_train_the_same_weights(row):
+    for ours, twins, before in launch(steps_of_a_pipeline_row, row.world_size, row):
+        torch.testing.assert_close(ours, twins, rtol=1e-5, atol=1e-6)
+        moved = [(a - b).abs().max().item() for a, b in zip(ours, before, strict=True)]
+        assert max(moved) > 1e-3

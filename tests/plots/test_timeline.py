@@ -1,6 +1,7 @@
 """The house figure draws what the events say: lengths, numbers, lanes, peaks."""
 
 import pytest
+from matplotlib.collections import PathCollection
 
 from pedagogy.plots import style
 from pedagogy.plots.labels import labels_of
@@ -82,8 +83,8 @@ def test_communication_lies_under_compute_and_a_send_leads_to_its_receiver():
     lanes = figure_of(Panel(events)).axes[0]
     assert blocks(lanes, "send") == [(0, 1.0, 2.0)]
     assert blocks(lanes, "all_reduce") == [(1, 2.0, 3.0)]
-    (arrows,) = [c for c in lanes.collections if c.get_gid() == "arrows"]
-    ((start, end),) = arrows.get_segments()
+    (arrows,) = [line for line in lanes.lines if line.get_gid() == "arrows"]
+    start, end, _ = arrows.get_xydata()
     assert (start[0], round(start[1])) == (1, 0)
     assert (end[0], round(end[1])) == (2, 1)
     forward = next(c for c in lanes.collections if c.get_gid() == "forward")
@@ -103,8 +104,8 @@ def test_strips_share_the_time_axis_and_name_the_peaks():
     figure = figure_of(Panel(EVENTS, memory=again))
     lanes, strips = figure.axes
     assert lanes.get_xlim() == strips.get_xlim()
-    assert [text.get_text() for text in strips.texts] == ["2", "2"]
-    peaks = [line.get_xdata()[0] for line in strips.lines if line.get_gid() == "peak"]
+    assert [text for text, _ in labels_of(strips, "peaks")] == ["2", "2"]
+    (peaks,) = [line.get_xdata().tolist() for line in strips.lines if line.get_gid() == "peak"]
     assert peaks == [1, 2], "the peak is marked where it is first reached"
 
 
@@ -126,8 +127,9 @@ def test_bytes_by_kind_are_stacked_and_their_peak_is_written_in_bytes():
         (2, {"parameters": 2e9, "activations": 3e9}),
     ]
     figure = figure_of(Panel(EVENTS, memory={0: curve}), number=style.bytes_text)
-    assert [text.get_text() for text in figure.axes[1].texts] == ["5 GB"]
-    assert len(figure.axes[1].collections) == 2
+    strips = figure.axes[1]
+    assert [text for text, _ in labels_of(strips, "peaks")] == ["5 GB"]
+    assert len([c for c in strips.collections if isinstance(c, PathCollection)]) == 2
 
 
 def test_the_title_line_holds_the_facts_and_a_paced_picture_says_so():

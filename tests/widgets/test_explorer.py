@@ -216,6 +216,7 @@ COMMON = {
     "Layout",
     "Play",
     "SelectionSlider",
+    "Textarea",
     "ToggleButtons",
     "VBox",
     "Widget",

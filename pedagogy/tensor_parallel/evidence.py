@@ -1,0 +1,168 @@
+"""What a cut layer or model leaves as evidence: is it equal to one process, what does it send, keep?
+
+A cut weight lies in pieces, so the pieces are put together first, gradients likewise, under the
+names of the ordinary module; then every number is compared. Every rank must hold the right ones:
+copies that drift apart show on one of them.
+
+`exchanges` lists what a layer sends forward and backward, `kept_bytes` weighs what it keeps for
+backward, and `coefficients` reads from such weights how many s b h, a s^2 b and s b they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pedagogy.measure import memory_meter
+from pedagogy.ranks import Group
+from pedagogy.tensor_parallel.blocks import ParallelBlock
+from pedagogy.tensor_parallel.gpt import ParallelGPT
+from pedagogy.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from pedagogy.tensor_parallel.sequence_parallel import SequenceParallelBlock
+from pedagogy.tensor_parallel.vocabulary import VocabParallelEmbedding
+from pedagogy.workloads import Block
+
+Size = tuple[int, int, int, int]  # sequence, batch, hidden, heads
+
+
+class Evidence(NamedTuple):
+    """Outputs, and gradients and weights by the names of the ordinary module, all of them whole."""
+
+    outputs: Tensor
+    gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+
+def evidence(module: nn.Module, outputs: Tensor) -> Evidence:
+    """What one process leaves; after the optimizer's step, before gradients are cleared."""
+    named = dict(module.named_parameters())
+    return Evidence(
+        outputs.detach().clone(),
+        {name: parameter.grad.clone() for name, parameter in named.items()},
+        {name: parameter.detach().clone() for name, parameter in named.items()},
+    )
+
+
+def cut_evidence(group: Group, module: nn.Module, outputs: Tensor) -> Evidence:
+    """The same of a cut module, put together on every rank. **Bytes** all of it, gathered."""
+    gradients, weights = {}, {}
+    for path, layer in module.named_modules():
+        for key, parameter in layer.named_parameters(recurse=False):
+            name = f"{path}.{key}" if path else key
+            name = "position.weight" if name == "position" else name
+            weights[name] = _whole(group, layer, key, parameter.detach())
+            gradients[name] = _whole(group, layer, key, parameter.grad)
+    if isinstance(module, ParallelGPT):
+        outputs = torch.cat(group.all_gather(outputs.detach()), -1)
+        outputs = outputs[..., : module.token.vocabulary]
+    return Evidence(outputs.detach().clone(), gradients, weights)
+
+
+def _whole(group: Group, layer: nn.Module, key: str, piece: Tensor) -> Tensor:
+    if isinstance(layer, ColumnParallelLinear):
+        return torch.cat(group.all_gather(piece))
+    if isinstance(layer, VocabParallelEmbedding):
+        return torch.cat(group.all_gather(piece))[: layer.vocabulary]
+    if isinstance(layer, RowParallelLinear) and key == "weight":
+        return torch.cat(group.all_gather(piece), 1)
+    return piece.clone()
+
+
+def equals_one_process(
+    ranks: Iterable[Evidence], alone: Evidence, tolerance: float = 1e-10
+) -> bool:
+    """Whether every rank's outputs, gradients and weights are those of `alone`, name by name.
+
+    Two tensors are equal where no element is off by more than `tolerance` of the largest of its
+    kind (of all gradients, for a gradient).
+    """
+    ranks = list(ranks)
+    for kind in ("gradients", "weights"):
+        right = getattr(alone, kind)
+        largest = max(tensor.abs().max() for tensor in right.values())
+        for one in ranks:
+            mine = getattr(one, kind)
+            if mine.keys() != right.keys():
+                return False
+            if not all(_near(mine[name], right[name], tolerance * largest) for name in right):
+                return False
+    limit = tolerance * alone.outputs.abs().max()
+    return bool(ranks) and all(_near(one.outputs, alone.outputs, limit) for one in ranks)
+
+
+def _near(mine: Tensor, right: Tensor, limit: Tensor) -> bool:
+    return mine.shape == right.shape and bool((mine - right).abs().max() <= limit)
+
+
+class Exchanges(NamedTuple):
+    """What one rank sends for one layer: how many of each kind, and the bytes of all."""
+
+    forward: dict[str, int]
+    backward: dict[str, int]
+    nbytes: int
+
+
+def exchanges(group: Group, block: type[ParallelBlock], size: Size) -> Exchanges:
+    """What this rank sends in forward and backward of one layer, in fp32, from its own log."""
+    layer, x = _layer(group, block, size)
+    first = len(group.events)
+    y = layer(x)
+    then = len(group.events)
+    y.sum().backward()
+    forward, backward = group.events[first:then], group.events[then:]
+    return Exchanges(
+        *(dict(Counter(event.kind for event in events)) for events in (forward, backward)),
+        sum(event.nbytes for event in forward + backward),
+    )
+
+
+def kept_bytes(
+    group: Group, block: type[ParallelBlock], size: Size, dropout: float = 0.0
+) -> int:
+    """Bytes that one layer keeps from its forward for its backward, its output left out, in fp32.
+
+    The input is counted: the first norm keeps it.
+    """
+    layer, _ = _layer(group, block, size, dropout)
+    with memory_meter(layer) as meter:
+        x = torch.ones(_shape(group, block, size), requires_grad=True)
+        y = layer(x)
+        kept = meter.now_by_kind["activations"] - y.nbytes
+        y.sum().backward()
+    return kept
+
+
+def _layer(
+    group: Group, block: type[ParallelBlock], size: Size, dropout: float = 0.0
+) -> tuple[ParallelBlock, Tensor]:
+    sequence, _, hidden, heads = size
+    layer = block(group, Block(hidden, heads, sequence, dropout))
+    return layer, torch.ones(_shape(group, block, size), requires_grad=True)
+
+
+def _shape(group: Group, block: type[ParallelBlock], size: Size) -> tuple[int, int, int]:
+    sequence, batch, hidden, _ = size
+    ranks = group.size if issubclass(block, SequenceParallelBlock) else 1
+    return batch, sequence // ranks, hidden
+
+
+def coefficients(measured: Mapping[Size, int], bytes_per_element: int = 4) -> list[float]:
+    """How many elements of s b h, of a s^2 b and of s b, found from the bytes of three sizes.
+
+    **Raises** ValueError unless there are three sizes that tell the terms apart.
+    """
+    rows = [[s * b * h, a * s * s * b, s * b] for s, b, h, a in measured]
+    matrix = torch.tensor(rows, dtype=torch.float64)
+    if matrix.shape != (3, 3) or torch.linalg.matrix_rank(matrix) < 3:
+        raise ValueError(f"{len(rows)} sizes; three are needed that tell three terms apart")
+    elements = torch.tensor(list(measured.values()), dtype=torch.float64) / bytes_per_element
+    return [round(value, 6) + 0.0 for value in torch.linalg.solve(matrix, elements).tolist()]
+
+
+def copies_agree(ranks: Sequence[Evidence], names: Iterable[str]) -> bool:
+    """Whether all ranks hold the same bits of these weights."""
+    return all(one.weights[name].equal(ranks[0].weights[name]) for one in ranks for name in names)
