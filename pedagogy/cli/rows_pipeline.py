@@ -109,7 +109,7 @@ ROWS = [
         ours=partial(_ours, name=name),
         twin=partial(_theirs, name=name),
         world_size=2,
-        says=f"a training step of a GPT in two ranks, {name}, against torch's {twin}",
+        says=f"a training step of a GPT on two ranks, {name}, against torch's {twin}",
     )
     for name, twin in [
         ("gpipe", "ScheduleGPipe"),

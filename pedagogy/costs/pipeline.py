@@ -159,7 +159,7 @@ def gpipe_recomputing_bubble_fraction(
     A rank works m (F + R + B). The last rank does so without a pause, after p - 1 forwards; then
     the last gradient passes p - 1 stages that have recomputed already: the bubble is (p-1)(F + B).
     Late recomputation waits for each gradient: (p-1)(F + R + B), which is `bubble_fraction`.
-    **Source** Huang et al. 2019, section 2.3 (in words).
+    **Source** Huang et al. 2019 (in words).
     """
     _check(num_stages, num_microbatches, 1)
     idle = (num_stages - 1) * (forward + backward)

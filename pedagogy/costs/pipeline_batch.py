@@ -65,7 +65,7 @@ def gpipe_speedup_bound(num_stages: int, num_microbatches: int) -> float:
 
     With one micro-batch it is 1 for any K. A bound where everything but the bubble is ideal and
     the batch is the same; a changed batch can exceed it.
-    **Raises** ValueError for less than 1. **Source** derived from Huang et al. 2019, section 2.3.
+    **Raises** ValueError for less than 1. **Source** derived from Huang et al. 2019.
     """
     if min(num_stages, num_microbatches) < 1:
         raise ValueError(

@@ -20,7 +20,7 @@ What it sends
 Each boundary between stages is crossed twice by every micro-batch: its activation forward, and
 the gradient of the same size back. Cutting ranks into v chunks makes p v - 1 boundaries of p - 1.
 
-Sources: Huang et al. 2019 (GPipe), section 2.3 and Table 1; Narayanan et al. 2021 (PipeDream-2BW),
+Sources: Huang et al. 2019 (GPipe) and Table 1; Narayanan et al. 2021 (PipeDream-2BW),
 its planner; Narayanan et al. 2021 (PTD-P), sections 2.2 and 3.2; Qi et al. 2023 (Zero Bubble).
 Units: bytes.
 """
@@ -46,7 +46,7 @@ def gpipe_peak_activation(batch: int, layers: int, num_stages: int, num_microbat
 
     N is the input of the stage for the whole batch; the second term is one micro-batch through
     the stage's own layers. Without recomputation and stages it would be N L.
-    **Raises** ValueError for less than 1. **Source** Huang et al. 2019, section 2.3.
+    **Raises** ValueError for less than 1. **Source** Huang et al. 2019.
     """
     _at_least_one(batch=batch, layers=layers, stages=num_stages, microbatches=num_microbatches)
     return batch + layers / num_stages * batch / num_microbatches
@@ -87,7 +87,7 @@ def pipedream_weight_versions(stage: int, num_stages: int) -> int:
 
     One for each micro-batch in flight, the newest included; in steady state.
     **Raises** ValueError for a stage that there is not.
-    **Source** Narayanan et al. 2019 (PipeDream), section 3.3.
+    **Source** Narayanan et al. 2019 (PipeDream).
     """
     _check_rank(stage, num_stages)
     return num_stages - stage

@@ -27,8 +27,8 @@ flight is NOAM of the part of the pipeline that begins with its stage:
 
 For the first stage this is NOAM, the number of optimal active minibatches, per input replica.
 
-Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377), sections 3.2 and 3.3; Narayanan et al.
-2021 (PipeDream-2BW), section 3.1.
+Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377); Narayanan et al.
+2021 (PipeDream-2BW).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pedagogy.pipeline.schedules import in_turn, one_f_one_b
 def pipedream(num_stages: int, num_microbatches: int) -> Schedule:
     """1F1B without a flush: every backward is followed by its stage's update.
 
-    Source: Harlap et al. 2018, section 3.2.
+    Source: Harlap et al. 2018.
     """
     return _with_updates(one_f_one_b(num_stages, num_microbatches), every=1)
 
@@ -54,7 +54,7 @@ def pipedream_2bw(num_stages: int, num_batches: int, microbatches_per_batch: int
 
     **Raises** ValueError where a batch has fewer micro-batches than there are stages: the paper
     asks for as many, so that two weight versions are enough.
-    Source: Narayanan et al. 2021 (PipeDream-2BW), section 3.1.
+    Source: Narayanan et al. 2021 (PipeDream-2BW).
     """
     check_counts(num_batches=num_batches, microbatches_per_batch=microbatches_per_batch)
     check_counts(num_stages=num_stages)
@@ -81,7 +81,7 @@ def _with_updates(schedule: Schedule, every: int) -> Schedule:
 def noam(replicas: Sequence[int]) -> int:
     """The number of optimal active minibatches: how many each replica of stage 0 admits at first.
 
-    Source: Harlap et al. 2018, section 3.2: ceil(machines / machines in the input stage).
+    Source: Harlap et al. 2018: ceil(machines / machines in the input stage).
     """
     check_counts(num_stages=len(replicas))
     check_counts(**{f"replicas of stage {s}": r for s, r in enumerate(replicas)})
@@ -93,7 +93,7 @@ def pipedream_replicated(replicas: Sequence[int], num_microbatches: int) -> Sche
 
     The ranks of stage 0 come first, then those of stage 1, and so on.
     **Raises** ValueError unless every stage's replicas get equally many minibatches.
-    Source: Harlap et al. 2018, section 3.2.
+    Source: Harlap et al. 2018.
     """
     noam(replicas)
     check_counts(num_microbatches=num_microbatches)

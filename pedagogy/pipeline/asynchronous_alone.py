@@ -17,7 +17,7 @@ messages are missing. So its weights are those of `run_schedule`, to the last di
 What is trained: a small net on scanned digits, in stages (`digit_stages`), on batches that depend
 on the seed and the step alone.
 
-Source: Harlap et al. 2018 (PipeDream, arXiv:1806.03377), sections 3.2 and 3.3.
+Source: Harlap et al. 2018 (PipeDream, arXiv:1806.03377).
 """
 
 from __future__ import annotations

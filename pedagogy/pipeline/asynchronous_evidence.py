@@ -11,7 +11,7 @@ cannot be asked of it. Three other questions can:
     where does training end?                 a recursion in one process: `train_by_recursion`, and
                                              `replicated_by_recursion` in `asynchronous_alone`
 
-Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377), sections 3.2 and 3.3.
+Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377).
 """
 
 from __future__ import annotations

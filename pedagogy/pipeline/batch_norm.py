@@ -18,7 +18,7 @@ squares of all micro-batches and updates the running statistics once, from the w
 
 Recomputation is safe: it works on copies of the buffers, and the sums are buffers.
 
-Source: Huang et al. 2019 (GPipe), section 2.3: statistics over the micro-batch in training, moving
+Source: Huang et al. 2019 (GPipe): statistics over the micro-batch in training, moving
 averages over the mini-batch.
 """
 

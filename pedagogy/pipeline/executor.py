@@ -19,7 +19,7 @@ loss that was propagated back, with the same weights.
 What real systems do differently: they send without headers, having exchanged all shapes before, and
 free the output of a stage once it is sent, as backward needs only its graph.
 
-Sources: Huang et al. 2019 (GPipe), section 2.2; Narayanan et al. 2021 (PTD-P), section 2.2.
+Sources: Huang et al. 2019 (GPipe); Narayanan et al. 2021 (PTD-P), section 2.2.
 """
 
 from __future__ import annotations

@@ -17,6 +17,11 @@ How it works
     and keeps those that it does not need yet.
 [4] The next message of each rank is awaited from the start, not only once it is needed.
 
+What it costs
+-------------
+What was sent stays in memory until [2]: under 1F1B a message or two, under GPipe, where nothing
+comes back before the backwards, all m activations. A message is two, header and tensor.
+
 What real systems do differently: they pair each send with the receive that the neighbour does at
 the same moment, and start both as one group; NCCL needs that, or, as here, one queue for messages
 to higher ranks and one for messages to lower ones (written, not run).

@@ -33,7 +33,7 @@ own bandwidth, and checks memory; the released one adds computation and synchron
 paper takes the larger.
 
 Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377), partitioning algorithm; Narayanan et al.
-2019 (PipeDream, SOSP), section 3.1; Baerany and Grolmusz 1994 (block partitions of sequences).
+2019 (PipeDream, SOSP); Baerany and Grolmusz 1994 (block partitions of sequences).
 """
 
 from __future__ import annotations

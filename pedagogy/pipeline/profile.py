@@ -15,7 +15,7 @@ counted. The median of the others stands, since a hiccup only ever adds time.
 Layers are copied, one at a time, and the state of the random generators is put back: profiling
 changes no weight, no gradient, no running average and no mask of the training that follows.
 
-Source: Harlap et al. 2018 (PipeDream), profiling; Narayanan et al. 2019 (PipeDream), section 3.1.
+Source: Harlap et al. 2018 (PipeDream), profiling; Narayanan et al. 2019 (PipeDream).
 """
 
 from __future__ import annotations

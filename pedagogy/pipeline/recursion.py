@@ -10,8 +10,8 @@ stages would have met, take the gradient there, and step from the newest weights
 The ranks are held to this to the last digit. `version_of(k, stage)` says which version it was; the
 three rules of the papers are below.
 
-Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377), section 3.3; Narayanan et al. 2021
-(PipeDream-2BW), section 3.1.
+Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377); Narayanan et al. 2021
+(PipeDream-2BW).
 """
 
 from __future__ import annotations

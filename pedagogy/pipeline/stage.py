@@ -23,7 +23,7 @@ The second forward must draw the same dropout, so the state of the random genera
 and BatchNorm must not count its micro-batch twice, so the second forward works on copies of the
 buffers, which are thrown away.
 
-Source: Huang et al. 2019 (GPipe), section 2.3 (re-materialization).
+Source: Huang et al. 2019 (GPipe) (re-materialization).
 """
 
 from __future__ import annotations

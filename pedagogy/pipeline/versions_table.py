@@ -14,8 +14,8 @@ list of actions. Which of them a minibatch meets is the policy's choice:
 A version is kept as long as a minibatch in flight was computed with it, the stage's next forward
 will ask for it, or it is the newest. Real stages (`weight_versions`) must agree with this table.
 
-Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377), section 3.3; Narayanan et al. 2021
-(PipeDream-2BW), section 3.1.
+Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377); Narayanan et al. 2021
+(PipeDream-2BW).
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ As recursions, with w(t) the weights after t updates, w_s those of stage s = 1 .
 
 What it costs: up to p - s versions at stage s, p with vertical sync, 2 with 2BW.
 
-Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377), section 3.3; Narayanan et al. 2021
-(PipeDream-2BW), section 3.1.
+Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377); Narayanan et al. 2021
+(PipeDream-2BW).
 """
 
 from __future__ import annotations

@@ -55,27 +55,19 @@ def draw_stacked(
     """
     totals = [sum(bar.values()) for bar in bars.values()]
     end = end or 1.3 * max([*totals, limit or 0.0, 1e-30])
-    boxes: dict[str, list] = {term: [] for term in terms_of(bars)}
-    for row, bar in enumerate(bars.values()):
-        left = 0.0
-        for term, value in bar.items():
-            right = left + value
-            boxes[term].append(_box(left, min(right, end), row))
-            left = right
     with style.styled():
-        for place, (term, drawn) in enumerate(boxes.items()):
+        for place, (term, drawn) in enumerate(_stack(bars, end).items()):
             colour, hatch = LOOKS[place % len(LOOKS)]
             add_boxes(ax, term, drawn, colour, hatch)
         for row, (name, total) in enumerate(zip(bars, totals, strict=True)):
             _write_total(ax, row, total, end, number(total), name == chosen)
+            if name == chosen:
+                frame = [_box(0, min(total, end), row, HALF + 0.05)]
+                add_boxes(ax, "chosen", frame, "none", edgecolors=style.ACCENT, linewidths=2.2)
         if limit is not None:
             ax.axvline(
                 limit, color=style.ACCENT, linestyle="--", linewidth=1.2, gid="limit", zorder=4
             )
-        if chosen in bars:
-            row = list(bars).index(chosen)
-            frame = [_box(0, min(totals[row], end), row, HALF + 0.05)]
-            add_boxes(ax, "chosen", frame, "none", edgecolors=style.ACCENT, linewidths=2.2)
         ax.set_yticks(range(len(bars)), list(bars))
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
@@ -83,6 +75,17 @@ def draw_stacked(
         ax.set_xlim(0, end)
         byte_axis(ax.xaxis, style.bytes_text)
         ax.grid(axis="x")
+
+
+def _stack(bars: Bars, end: float) -> dict[str, list]:
+    """Return the boxes of each term, cut off where the axis ends."""
+    boxes: dict[str, list] = {term: [] for term in terms_of(bars)}
+    for row, bar in enumerate(bars.values()):
+        left = 0.0
+        for term, value in bar.items():
+            boxes[term].append(_box(min(left, end), min(left + value, end), row))
+            left += value
+    return boxes
 
 
 def _box(left: float, right: float, row: int, half: float = HALF) -> list[tuple[float, float]]:

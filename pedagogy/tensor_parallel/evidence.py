@@ -166,3 +166,17 @@ def coefficients(measured: Mapping[Size, int], bytes_per_element: int = 4) -> li
 def copies_agree(ranks: Sequence[Evidence], names: Iterable[str]) -> bool:
     """Whether all ranks hold the same bits of these weights."""
     return all(one.weights[name].equal(ranks[0].weights[name]) for one in ranks for name in names)
+
+
+def twin_evidence(module: nn.Module, outputs: Tensor) -> Evidence:
+    """The same of a module that torch's `parallelize_module` cut: its DTensors put together."""
+    named = dict(module.named_parameters())
+    return Evidence(
+        outputs.detach().clone(),
+        {name: _opened(parameter.grad) for name, parameter in named.items()},
+        {name: _opened(parameter.detach()) for name, parameter in named.items()},
+    )
+
+
+def _opened(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()

@@ -10,15 +10,15 @@ Source: Korthikanti et al. 2022, table 2; the presets are those of its table 3.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import partial, update_wrapper
 
 from matplotlib.figure import Figure
 
 from pedagogy.costs.activations import activation_terms_per_layer
 from pedagogy.plots import style
-from pedagogy.plots.bars import draw_bars
+from pedagogy.plots.labels import add_labels, width_points
+from pedagogy.plots.lanes import add_boxes
 from pedagogy.plots.legend import draw_legend
-from pedagogy.plots.memory import byte_axis
 from pedagogy.plots.stacked import draw_stacked, stacked_legend
 from pedagogy.widgets.controls import choice, menu
 from pedagogy.widgets.explorer import Explorer, Try
@@ -122,7 +122,7 @@ def render_activation_memory(
     measured: name -> {"predicted": bytes, "measured": bytes} of our GPT, for a panel below.
     """
     bars = activation_bars(layers, hidden, heads, sequence, batch, tensor_parallel)
-    below = 0.85 + 0.42 * len(measured) if measured else 0.0
+    below = 0.6 + 0.42 * len(measured) if measured else 0.0
     entries = stacked_legend(bars)
     height = 3.95 + below
     figure = style.new_figure(style.WIDTH, height)
@@ -142,12 +142,29 @@ def render_activation_memory(
 
 
 def _draw_measured(figure: Figure, measured: Measured, below: float) -> None:
-    ax = style.add_axes(figure, 1.65, 0.3, style.WIDTH - 1.85, below - 0.75)
-    draw_bars(ax, measured, style.bytes_text)
+    """Draw pairs of bars with their bytes behind them; the numbers make an axis needless."""
+    width = style.WIDTH - 1.85
+    ax = style.add_axes(figure, 1.65, 0.1, width, below - 0.5)
+    most = 1.25 * max(value for pair in measured.values() for value in pair.values())
+    texts, at = [], []
+    for place, (series, hatch) in enumerate((("predicted", ""), ("measured", "//"))):
+        boxes = []
+        for row, pair in enumerate(measured.values()):
+            top, value = row - 0.38 + 0.38 * place, pair[series]
+            boxes.append([(0, top), (0, top + 0.34), (value, top + 0.34), (value, top)])
+            texts.append(f"{series} {style.bytes_text(value)}")
+            at.append((value + 0.07 * most, top + 0.17))
+        add_boxes(ax, series, boxes, style.SERIES[place], hatch)
+    add_labels(ax, "values", texts, at, style.INK, 8.5)
+    names = [(-(width_points(name, 8.3) / 72 / 2 + 0.07) / width) for name in measured]
+    rows = [(x, row) for row, x in enumerate(names)]
+    look = {"transform": ax.get_yaxis_transform()}
+    add_labels(ax, "names", list(measured), rows, style.INK, 9.0, **look)
     with style.styled():
-        byte_axis(ax.xaxis)
-        ax.set_title("Our GPT on one rank, fp32, no dropout", pad=18, fontsize=10)
-        ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncol=2, borderaxespad=0.2)
+        ax.set_xlim(0, most)
+        ax.set_ylim(len(measured) - 0.5, -0.5)
+        ax.set_axis_off()
+        ax.set_title("Our GPT on one rank: fp32, no dropout", fontsize=10)
 
 
 def activation_memory_explorer(measured: Measured | None = None) -> Explorer:
@@ -156,8 +173,9 @@ def activation_memory_explorer(measured: Measured | None = None) -> Explorer:
     measured: name of a technique -> {"predicted": bytes, "measured": bytes} of our GPT.
     """
     gpt3 = {"preset": "175B"}
+    render = partial(render_activation_memory, measured=measured)
     return PresetExplorer(
-        partial(render_activation_memory, measured=measured),
+        update_wrapper(render, render_activation_memory),
         presets=PRESETS,
         technique=menu(list(TECHNIQUES), TP),
         layers=(1, 128, 96),

@@ -25,11 +25,8 @@ from tests.equality import TIED_GPT
 from tests.pipeline import training
 from tests.pipeline.training import CHAIN, DROPOUT, EVEN, typed
 
-weight_backward, receive, split_layers = (
-    SplitStage.weight_backward,
-    mail.Mail.receive,
-    training.split_layers,
-)
+weight_backward, split_layers = SplitStage.weight_backward, training.split_layers
+send, receive = mail.Mail.send, mail.Mail.receive
 
 
 def nothing(*_):
@@ -103,9 +100,6 @@ def in_order_of_arrival(self, consumer):
 def no_gradient_of_the_input(self, x, consumer):
     """Stages are trained each on its own."""
     return send(self, torch.zeros_like(x) if consumer.kind == "B" else x, consumer)
-
-
-send = mail.Mail.send
 
 
 def averaged(self):

@@ -6,6 +6,7 @@ outputs, gradients and weights put together under the ordinary GPT's names, so t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -91,7 +92,7 @@ def put_together(ranks: list[History], vocabulary: int) -> list[History]:
 
 
 def full_tensors(
-    shards: list[dict[str, Tensor | None]], rank: int, vocabulary: int
+    shards: Sequence[dict[str, Tensor | None]], rank: int, vocabulary: int
 ) -> dict[str, Tensor | None]:
     """The tensors of an ordinary GPT, by its names."""
     found = {}

@@ -16,7 +16,7 @@ from pedagogy.widgets.chapter03_memory import (
     activation_memory_explorer,
 )
 
-MEASURED = {"TP": {"predicted": 2e6, "measured": 2e6}, "SP": {"predicted": 1e6, "measured": 1e6}}
+MEASURED = {"TP": {"predicted": 2e6, "measured": 2.1e6}, "SP": {"predicted": 1e6, "measured": 1e6}}
 
 
 @pytest.fixture
@@ -123,14 +123,14 @@ def test_try_four_times_the_sequence_does_not_fit(explorer):
 @measured
 def test_what_was_measured_stands_beside_its_prediction(explorer):
     lower = explorer.figure.axes[1]
-    assert [tick.get_text() for tick in lower.get_yticklabels()] == ["TP", "SP"]
-    widths = [(bar.get_gid(), bar.get_width()) for bar in lower.patches]
-    assert widths == [
-        ("predicted", 2e6),
-        ("predicted", 1e6),
-        ("measured", 2e6),
-        ("measured", 1e6),
+    assert [text for text, _ in labels_of(lower, "names")] == ["TP", "SP"]
+    assert [text for text, _ in labels_of(lower, "values")] == [
+        "predicted 2 MB",
+        "predicted 1 MB",
+        "measured 2.1 MB",
+        "measured 1 MB",
     ]
+    assert [end for _, _, end in blocks(lower, "measured")] == [2.1e6, 1e6]
 
 
 @both
