@@ -1,4 +1,4 @@
-"""What a cut layer or model leaves as evidence: is it equal to one process, what does it send, keep?
+"""What a cut layer leaves as evidence: does it equal one process, what does it send and keep?
 
 A cut weight lies in pieces, so the pieces are put together first, gradients likewise, under the
 names of the ordinary module; then every number is compared. Every rank must hold the right ones:
@@ -6,19 +6,21 @@ copies that drift apart show on one of them.
 
 `exchanges` lists what a layer sends forward and backward, `kept_bytes` weighs what it keeps for
 backward, and `coefficients` reads from such weights how many s b h, a s^2 b and s b they are.
+`between_sums` and `paced` are for timelines.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from pedagogy.measure import memory_meter
-from pedagogy.ranks import Group
+from pedagogy.ranks import Event, Group, Pace
 from pedagogy.tensor_parallel.blocks import ParallelBlock
 from pedagogy.tensor_parallel.gpt import ParallelGPT
 from pedagogy.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -120,9 +122,7 @@ def exchanges(group: Group, block: type[ParallelBlock], size: Size) -> Exchanges
     )
 
 
-def kept_bytes(
-    group: Group, block: type[ParallelBlock], size: Size, dropout: float = 0.0
-) -> int:
+def kept_bytes(group: Group, block: type[ParallelBlock], size: Size, dropout: float = 0.0) -> int:
     """Bytes that one layer keeps from its forward for its backward, its output left out, in fp32.
 
     The input is counted: the first norm keeps it.
@@ -180,3 +180,37 @@ def twin_evidence(module: nn.Module, outputs: Tensor) -> Evidence:
 
 def _opened(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor.clone()
+
+
+def between_sums(events: Iterable[Event], turn: float) -> list[Event]:
+    """What a rank computes: the time between its all_reduces, before `turn` forward, then backward.
+
+    `events` are one rank's, the end of the run marked by the last of them.
+    """
+    found, last = [], 0.0
+    for event in sorted(events, key=lambda event: event.start):
+        for kind, start, end in (
+            ("forward", last, min(event.start, turn)),
+            ("backward", max(last, turn), event.start),
+        ):
+            if end > start:
+                found.append(Event(event.rank, kind, "", start, end))
+        last = event.end
+    return found
+
+
+@contextmanager
+def paced(group: Group, seconds: float) -> Iterator[None]:
+    """Every span of compute that is logged in the block lasts `seconds`; see `Pace`."""
+    span, pace = group.span, Pace(seconds)
+
+    @contextmanager
+    def longer(kind: str, name: str = "") -> Iterator[None]:
+        with span(kind, name), pace.span():
+            yield
+
+    group.span = longer
+    try:
+        yield
+    finally:
+        del group.span

@@ -48,7 +48,12 @@ class Explorer:
         return found
 
     def move(self, kind: str, element) -> bool:
-        """The control is moved, and further, until the picture changes; whether it did."""
+        """The control is moved, and further, until the picture changes; whether it did.
+
+        True for a slider that other controls have disabled: it must not change anything.
+        """
+        if element.evaluate("one => one.closest('[disabled]') !== null"):
+            return True
         before = self.picture()
         return any(self._changes_from(before, act) for act in _MOVES[kind](self.page, element))
 
