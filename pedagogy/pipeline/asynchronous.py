@@ -27,8 +27,8 @@ flight is NOAM of the part of the pipeline that begins with its stage:
 
 For the first stage this is NOAM, the number of optimal active minibatches, per input replica.
 
-Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377); Narayanan et al.
-2021 (PipeDream-2BW).
+Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377); Narayanan et al. 2021 (PipeDream-2BW),
+section 3.1.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def pipedream_2bw(num_stages: int, num_batches: int, microbatches_per_batch: int
 
     **Raises** ValueError where a batch has fewer micro-batches than there are stages: the paper
     asks for as many, so that two weight versions are enough.
-    Source: Narayanan et al. 2021 (PipeDream-2BW).
+    Source: Narayanan et al. 2021 (PipeDream-2BW), section 3.1.
     """
     check_counts(num_batches=num_batches, microbatches_per_batch=microbatches_per_batch)
     check_counts(num_stages=num_stages)

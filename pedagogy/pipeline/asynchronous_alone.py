@@ -40,7 +40,6 @@ from pedagogy.pipeline.schedule import Action, Layout, Schedule
 from pedagogy.pipeline.schedules import one_f_one_b
 from pedagogy.pipeline.simulate import simulate
 from pedagogy.pipeline.stage import Stage
-from pedagogy.pipeline.weight_versions import UnstashedStage
 from pedagogy.workloads import digits, digits_batch
 
 
@@ -93,8 +92,11 @@ def run_alone(
 
     One stage a rank, without replicas. **Raises** ValueError as `simulate` does.
     """
-    last = Layout(schedule).num_stages - 1
-    weights = _loss_weights(schedule[last], last, targets)
+    layout = Layout(schedule)
+    last = layout.num_stages - 1
+    weights = _loss_weights(schedule[last], layout, targets)
+    for s in range(last + 1):
+        stages[s].begin(schedule[s], layout)
     start = simulate(schedule).start
     mail: dict[tuple[str, int, int], Tensor | None] = {}
     for kind, s, k in sorted(start, key=start.get):  # of equal times, the order of the list
@@ -162,39 +164,46 @@ def update_times(schedule: Schedule, **costs: float) -> list[float]:
 
 
 class Trial(NamedTuple):
-    """What all runs of a comparison have in common; `every` so many updates the loss is taken."""
+    """What all runs of a comparison have in common: SGD, one update for each minibatch.
 
-    num_updates: int = 80
+    A run gives {updates: loss of the newest weights on all training digits}, after each of the
+    numbers of updates in `taken`, the last of which ends it. Runs can so be compared at equal
+    updates, or each after what it has done in the same time.
+    """
+
+    taken: Sequence[int] = tuple(range(0, 81, 10))
     batch: int = 16
     num_stages: int = 4
-    every: int = 10
 
-    def run(self, version_of: VersionOf, learning_rate: float, seed: int) -> list[float]:
-        """The losses of training by the recursion of `version_of`, with SGD."""
+    def run(self, version_of: VersionOf, learning_rate: float, seed: int) -> dict[int, float]:
+        """The losses of training by the recursion of `version_of`."""
         stages, optimizer = self._start(learning_rate, seed)
-        data = digit_minibatches(self.num_updates, self.batch, seed)
+        data = digit_minibatches(max(self.taken), self.batch, seed)
         history = train_by_recursion(stages, optimizer, *data, cross_entropy, version_of)
         return self._losses(history)
 
-    def run_without_stashing(self, learning_rate: float, seed: int) -> list[float]:
-        """The losses of a pipeline that overwrites its weights; no recursion gives them."""
-        stages, optimizer = self._start(learning_rate, seed)
-        recorders = [Recorder(UnstashedStage(stage, optimizer)) for stage in stages]
-        data = digit_minibatches(self.num_updates, self.batch, seed)
-        run_alone(pipedream(self.num_stages, self.num_updates), recorders, *data, cross_entropy)
-        return self._losses(whole([recorder.record.history for recorder in recorders]))
+    def run_stages(
+        self,
+        make_stage: Callable[[nn.Module, Callable], Stage],
+        learning_rate: float,
+        seed: int,
+    ) -> dict[int, float]:
+        """The losses of a PipeDream pipeline of `make_stage(module, make_optimizer)`s.
 
-    @property
-    def updates(self) -> list[int]:
-        """After how many updates the losses were taken."""
-        return list(range(0, self.num_updates + 1, self.every))
+        For stages that follow no recursion, `UnstashedStage` for example, or one of your own.
+        """
+        modules, optimizer = self._start(learning_rate, seed)
+        stages = [Recorder(make_stage(module, optimizer)) for module in modules]
+        data = digit_minibatches(max(self.taken), self.batch, seed)
+        run_alone(pipedream(self.num_stages, max(self.taken)), stages, *data, cross_entropy)
+        return self._losses(whole([stage.record.history for stage in stages]))
 
     def _start(self, learning_rate: float, seed: int) -> tuple[list[nn.Sequential], Callable]:
         return digit_stages(self.num_stages, seed), partial(torch.optim.SGD, lr=learning_rate)
 
-    def _losses(self, history: History) -> list[float]:
+    def _losses(self, history: History) -> dict[int, float]:
         images, labels, _, _ = digits()
         batch = images.flatten(1).double(), labels
-        return losses_of(
-            history[:: self.every], digit_stages(self.num_stages), *batch, cross_entropy
-        )
+        chosen = [history[updates] for updates in self.taken]
+        losses = losses_of(chosen, digit_stages(self.num_stages), *batch, cross_entropy)
+        return dict(zip(self.taken, losses, strict=True))

@@ -20,13 +20,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from pedagogy.parameters import flatten
 from pedagogy.pipeline.evidence import compute_events
 from pedagogy.pipeline.executor import Loss
-from pedagogy.pipeline.schedule import Action, Schedule
+from pedagogy.pipeline.schedule import Action, Layout, Schedule
 from pedagogy.pipeline.simulate import Simulation
 from pedagogy.pipeline.stage import Finish, Stage
 from pedagogy.pipeline.weight_versions import StashingStage
@@ -81,6 +82,10 @@ class Recorder(Stage):
         """As the stage's."""
         return self._stage.in_flight
 
+    def begin(self, actions: list[Action], layout: Layout) -> None:
+        """As the stage's."""
+        self._stage.begin(actions, layout)
+
     def forward(self, k: int, x: Tensor, finish: Finish) -> Tensor:
         """As the stage's; the weights that `k` meets are copied."""
         version = self._stage.versions[self._stage.version_for(k)]
@@ -90,7 +95,8 @@ class Recorder(Stage):
     def backward(self, k: int, gradient: Tensor | None) -> Tensor | None:
         """As the stage's; the gradient of the weights is copied."""
         x_gradient = self._stage.backward(k, gradient)
-        self._gradients[k] = flatten([p.grad for p in self._stage.module.parameters()]).clone()
+        trained = [p.grad for p in self._stage.module.parameters() if p.grad is not None]
+        self._gradients[k] = torch.cat([g.flatten() for g in trained] or [torch.zeros(0)])
         return x_gradient
 
     def update(self, k: int) -> None:
@@ -118,12 +124,16 @@ def gradient_errors(
     """By stage and minibatch: |g - g'| / |g'|, g' the gradient at the weights that F met."""
     errors: list[list[float]] = [[] for _ in stages]
     for k, (x, target) in enumerate(zip(inputs, targets, strict=True)):
-        met = [[w.clone().requires_grad_() for w in record.met[k]] for record in records]
+        pairs = [
+            zip(record.met[k], stage.parameters(), strict=True)
+            for record, stage in zip(records, stages, strict=True)
+        ]
+        met = [[w.clone().requires_grad_(p.requires_grad) for w, p in pair] for pair in pairs]
         for stage, weights in zip(stages, met, strict=True):
             x = functional_call(stage, named(stage, weights), (x,))
         loss(x, target).backward()
         for mine, record, weights in zip(errors, records, met, strict=True):
-            right = flatten([w.grad for w in weights])
+            right = flatten([w.grad for w in weights if w.grad is not None])
             mine.append(((record.gradients[k] - right).norm() / right.norm()).item())
     return errors
 
@@ -177,10 +187,12 @@ def same_history(mine: History, right: History, tolerance: float = 1e-10) -> boo
 
 
 def named(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
+    """A module's weights by name, from a list in the order of its parameters."""
     return dict(zip((name for name, _ in module.named_parameters()), weights, strict=True))
 
 
-def copies(weights) -> Weights:
+def copies(weights: Iterable[Tensor]) -> Weights:
+    """The tensors as they are now, for ever."""
     return [w.detach().clone() for w in weights]
 
 

@@ -93,11 +93,15 @@ def run_schedule(
     layout = check_schedule(schedule)
     _check_fit(group, layout, inputs, targets)
     mine = [Action(*action) for action in schedule[group.rank]]
+    if not isinstance(stages, Mapping):
+        raise ValueError(f"stages is a {type(stages).__name__}; give a dict from number to stage")
     missing = sorted({action.stage for action in mine} - set(stages))
     if missing:
         raise ValueError(f"rank {group.rank} has no stage {missing}; it got {sorted(stages)}")
     held = {s: _as_stage(s, stages[s], mine) for s in {action.stage for action in mine}}
-    weights = _loss_weights(mine, layout.num_stages - 1, targets)
+    for s, stage in held.items():
+        stage.begin([action for action in mine if action.stage == s], layout)
+    weights = _loss_weights(mine, layout, targets)
     span = _spans(group, layout, pace, costs)
     mail, run = Mail(group, schedule, layout), PipelineRun()
     for action in mine:
@@ -121,6 +125,7 @@ def run_schedule(
                 getattr(stage, _METHODS[kind])(k)
         if consumer := consumer_of(action, layout.num_stages):
             mail.send(result, consumer)  # [3]
+        x = gradient = result = None  # what is kept, its stage keeps
     mail.close()
     return run
 
@@ -133,7 +138,10 @@ def _in_flight(stages: Mapping[int, Stage]) -> int:
 
 
 def _weighted(loss: Loss, target: Tensor, weight: float, output: Tensor) -> Tensor:
-    return loss(output, target) * weight
+    value = loss(output, target)
+    if value.dim():
+        raise ValueError(f"the loss has shape {tuple(value.shape)}; it must be one number, a mean")
+    return value * weight
 
 
 def _as_it_is(output: Tensor) -> Tensor:
@@ -161,6 +169,8 @@ def _as_stage(number: int, stage: nn.Module | Stage, mine: list[Action]) -> Stag
 
 
 def _check_fit(group: Group, layout: Layout, inputs: Sequence, targets: Sequence) -> None:
+    if not torch.is_grad_enabled():
+        raise ValueError("gradients are switched off (torch.no_grad): a schedule has backwards")
     if group.size != layout.num_ranks:
         raise ValueError(f"a schedule for {layout.num_ranks} ranks on a group of {group.size}")
     for name, batches in (("inputs", inputs), ("targets", targets)):
@@ -169,21 +179,40 @@ def _check_fit(group: Group, layout: Layout, inputs: Sequence, targets: Sequence
                 f"{len(batches)} {name} for a schedule of {layout.num_microbatches} micro-batches; "
                 "split_batch makes them"
             )
+        if any(not batch.dim() or not len(batch) for batch in batches):
+            raise ValueError(
+                f"a micro-batch of the {name} holds no sample: its first dimension is 0"
+            )
 
 
-def _loss_weights(mine: list[Action], last_stage: int, targets: Sequence[Tensor]) -> dict:
+def _loss_weights(mine: list[Action], layout: Layout, targets: Sequence[Tensor]) -> dict:
     """For each micro-batch its share of the samples that are updated together."""
+    last = layout.num_stages - 1
+    ends = [action for action in mine if action.stage == last and action.kind in "BU"]
+    sizes = [len(target) for target in targets]
+    if all(action.kind == "B" for action in ends):
+        return {action.microbatch: sizes[action.microbatch] / sum(sizes) for action in ends}
+    _check_rounds(layout.replicas[last], sizes)
     weights: dict[int, float] = {}
     together: list[int] = []
-    ends = [action for action in mine if action.stage == last_stage and action.kind in "BU"]
-    for action in [*ends, Action("U", last_stage, -1)]:
+    for action in [*ends, Action("U", last, -1)]:
         if action.kind == "B":
             together.append(action.microbatch)
         else:
-            samples = sum(len(targets[k]) for k in together)
-            weights |= {k: len(targets[k]) / samples for k in together}
+            samples = sum(sizes[k] for k in together)
+            weights |= {k: sizes[k] / samples for k in together}
             together = []
     return weights
+
+
+def _check_rounds(replicas: int, sizes: list[int]) -> None:
+    for k, size in enumerate(sizes):
+        if size != sizes[k - k % replicas]:
+            raise ValueError(
+                f"minibatches of {sizes[k - k % replicas]} and {size} samples in one round of "
+                f"{replicas} replicas of the last stage: their gradients are averaged, so give "
+                "each replica of a round equally many"
+            )
 
 
 def _spans(group: Group, layout: Layout, pace: Pace | None, costs: dict) -> Callable:

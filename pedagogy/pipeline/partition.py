@@ -27,13 +27,13 @@ Convolutions: long times, few weights; replicas pay. Large dense layers: many we
 time; one machine. A model without large layers: all machines replicate all of it, which is data
 parallelism.
 
-What real systems do differently: torchgpipe's balancing is `partition`. PipeDream's later,
-hierarchical optimizer solves this once inside a server and once between servers, each with its
-own bandwidth, and checks memory; the released one adds computation and synchronisation where the
-paper takes the larger.
+What real systems do differently: torchgpipe balances times by a local search, which may miss the
+best cut. PipeDream's later, hierarchical optimizer solves this once inside a server and once
+between servers, each with its own bandwidth, and checks memory; the released one adds computation
+and synchronisation where the paper takes the larger.
 
 Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377), partitioning algorithm; Narayanan et al.
-2019 (PipeDream, SOSP); Baerany and Grolmusz 1994 (block partitions of sequences).
+2019 (PipeDream, SOSP).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
+from numbers import Integral
 from typing import Any, NamedTuple
 
 
@@ -79,7 +80,7 @@ def partition(costs: Sequence[float], num_stages: int) -> list[tuple[int, int]]:
     [(0, 3), (3, 5), (5, 6)]
     """
     num_layers = len(costs)
-    if not 1 <= num_stages <= num_layers:
+    if not isinstance(num_stages, Integral) or not 1 <= num_stages <= num_layers:
         raise ValueError(
             f"{num_stages} stages for {num_layers} layers: each stage needs at least one layer; "
             f"choose from 1 to {num_layers}"
@@ -112,6 +113,9 @@ def partition_replicated(layers: Sequence[LayerCost], num_machines: int, bandwid
             f"{len(layers)} layers on {num_machines} machines at {bandwidth} bytes/s: "
             "needs at least one layer, one machine, and a bandwidth above 0"
         )
+    wrong = next((c for c in layers if not (min(c) >= 0 and math.isfinite(sum(c)))), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong}: times and bytes must be 0 or more, and finite")
     best: dict[tuple[int, int], Plan] = {}  # (layers from the first on, machines) -> plan
     for last in range(1, len(layers) + 1):
         for machines in range(1, num_machines + 1):

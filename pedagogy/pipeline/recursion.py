@@ -11,7 +11,7 @@ The ranks are held to this to the last digit. `version_of(k, stage)` says which 
 three rules of the papers are below.
 
 Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377); Narayanan et al. 2021
-(PipeDream-2BW).
+(PipeDream-2BW), section 3.1.
 """
 
 from __future__ import annotations
@@ -54,18 +54,20 @@ def train_by_recursion(
     A weight list holds all parameters, stage by stage. Loss and optimizer as in `run_schedule`.
     """
     optimizer = make_optimizer([p for stage in stages for p in stage.parameters()])
+    sizes, m = [len(target) for target in targets], microbatches_per_update
     history = [_snapshot(stages)]
     for k, (x, target) in enumerate(zip(inputs, targets, strict=True)):
         met = [_leaves(stage, history[version_of(k, s)][s]) for s, stage in enumerate(stages)]
         for stage, weights in zip(stages, met, strict=True):
             x = functional_call(stage, weights, (x,))
-        (loss(x, target) / microbatches_per_update).backward()
+        first = k - k % m
+        (loss(x, target) * sizes[k] / sum(sizes[first : first + m])).backward()
         for stage, weights in zip(stages, met, strict=True):
             for name, parameter in stage.named_parameters():
                 gradient, had = weights[name].grad, parameter.grad
                 if gradient is not None:
                     parameter.grad = gradient if had is None else had + gradient
-        if k % microbatches_per_update == microbatches_per_update - 1:
+        if k % m == m - 1:
             optimizer.step()
             optimizer.zero_grad()
             history.append(_snapshot(stages))

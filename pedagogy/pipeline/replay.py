@@ -10,8 +10,9 @@ Sources: none; this is what "a list for each rank" means.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from numbers import Number
+import math
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 
 from pedagogy.pipeline.schedule import KINDS, B, F, Layout, R, Schedule, W
 
@@ -65,14 +66,16 @@ def durations_of(
 
 def by_stage(name: str, cost: Cost, layout: Layout) -> list:
     """`cost` as a list, one number for each stage. **Raises** ValueError that uses its `name`."""
-    costs = [cost] * layout.num_stages if isinstance(cost, Number) else list(cost)
+    if isinstance(cost, str) or not isinstance(cost, Real | Iterable):
+        raise ValueError(f"{name} is {cost!r}; give a number, or one for each stage")
+    costs = [cost] * layout.num_stages if isinstance(cost, Real) else list(cost)
     if len(costs) != layout.num_stages:
         raise ValueError(
             f"{name} has {len(costs)} numbers; give one number, or one for each of the "
             f"{layout.num_stages} stages"
         )
-    if any(not each >= 0 for each in costs):
-        raise ValueError(f"{name} is {cost}; no time can be below 0")
+    if any(not 0 <= each < math.inf for each in costs):
+        raise ValueError(f"{name} is {cost}; a time is finite, and not below 0")
     return costs
 
 

@@ -39,6 +39,7 @@ micro-batch. Tables of codes are plain lists, and 262,144 actions are simulated 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Integral
 from typing import NamedTuple
 
 KINDS = ("F", "B", "W", "R", "U")
@@ -105,7 +106,7 @@ class Layout:
     def __contains__(self, action: Action) -> bool:
         try:
             return bool(self.present[self.code(*action)])
-        except KeyError:
+        except (KeyError, TypeError):
             return False
 
     def rank_of(self, stage: int, microbatch: int) -> int:
@@ -175,7 +176,7 @@ class Layout:
 def check_counts(**counts: int) -> None:
     """Raise ValueError unless every one of `counts`, given by name, is a whole number above 0."""
     for name, count in counts.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        if not isinstance(count, Integral) or isinstance(count, bool) or count < 1:
             raise ValueError(f"{name} is {count!r}; it must be a whole number, 1 or more")
 
 

@@ -21,7 +21,7 @@ Every stage sees every micro-batch: micro-batches are not replicas.
 What real systems do differently: the GPipe paper draws the backwards in reverse order, PyTorch and
 PTD-P in the order of the forwards, as here. For even stages neither the time nor the peak differs.
 
-Sources: Huang et al. 2019 (GPipe); Narayanan et al. 2021 (PipeDream-2BW)
+Sources: Huang et al. 2019 (GPipe), section 2.2; Narayanan et al. 2021 (PipeDream-2BW), section 3.2
 (1F1B with flush, "PipeDream-Flush"); Narayanan et al. 2021 (PTD-P), section 2.2.
 """
 
@@ -45,7 +45,7 @@ def naive(num_stages: int, num_microbatches: int) -> Schedule:
 def gpipe(num_stages: int, num_microbatches: int) -> Schedule:
     """All forwards, then all backwards: every stage holds all micro-batches at once.
 
-    Source: Huang et al. 2019 (Figure 2c).
+    Source: Huang et al. 2019, section 2.2 (Figure 2c).
     """
     check_counts(num_stages=num_stages, num_microbatches=num_microbatches)
     return [
@@ -72,7 +72,7 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
 
     Stage s warms up with p - 1 - s forwards, just enough to be busy until its first gradient
     arrives, and so holds at most min(m, p - s) micro-batches.
-    Source: Narayanan et al. 2021 (PipeDream-2BW).
+    Source: Narayanan et al. 2021 (PipeDream-2BW), section 3.2.
     """
     check_counts(num_stages=num_stages, num_microbatches=num_microbatches)
     schedule = []

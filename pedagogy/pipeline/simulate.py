@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import accumulate, chain
-from numbers import Number
 from typing import NamedTuple
 
 from pedagogy.pipeline.replay import Cost, by_stage, durations_of, replay
@@ -76,9 +75,9 @@ class Simulation:
         self._start, self._end, self._communication = start, end, communication
         codes = layout.codes
         self.makespan = max(end[mine[-1]] for mine in codes)
-        if self.makespan <= 0:
-            raise ValueError("all times are 0: give at least one cost above 0")
         self.busy = [sum(end[code] - start[code] for code in mine) for mine in codes]
+        if sum(self.busy) <= 0:
+            raise ValueError("no action takes any time: give at least one of them a cost above 0")
         self.span = [end[mine[-1]] - start[mine[0]] for mine in codes]
         self.span_bubble = [span - busy for span, busy in zip(self.span, self.busy, strict=True)]
 
@@ -184,7 +183,7 @@ def simulate(
     below 0; for a weight above backward; and for a dead-lock, with the circle named.
     """
     layout = Layout(schedule)
-    if not isinstance(communication, Number) and len(communication) == layout.num_stages - 1:
+    if hasattr(communication, "__len__") and len(communication) == layout.num_stages - 1:
         communication = [*communication, 0]  # the last stage has no boundary behind it
     sent = by_stage("communication", communication, layout)
     durations = durations_of(layout, forward, backward, weight, recompute)

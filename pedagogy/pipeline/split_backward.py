@@ -41,7 +41,9 @@ class PostponedWeights(TorchFunctionMode):
         if func is functional.linear and torch.is_grad_enabled():
             x, weight, bias = _arguments(*args, **kwargs)
             if weight.requires_grad and weight.is_leaf:
-                return _SplitLinear.apply(x, weight, bias, self._products)
+                rows = x.reshape(-1, x.size(-1))  # (samples, in_features)
+                y = _SplitLinear.apply(rows, weight, bias, self._products)
+                return y.view(*x.shape[:-1], -1)
         return func(*args, **kwargs)
 
     @torch.no_grad()  # x has a graph of its own, and a gradient must not keep it
@@ -49,10 +51,9 @@ class PostponedWeights(TorchFunctionMode):
         """Every weight and bias has its gradient added. To be called once, after the backward."""
         while self._products:
             weight, bias, x, gradient = self._products.pop()
-            rows = gradient.flatten(0, -2)  # (samples, out_features)
-            _add_gradient(weight, rows.T @ x.flatten(0, -2))
+            _add_gradient(weight, gradient.T @ x)
             if bias is not None and bias.requires_grad:
-                _add_gradient(bias, rows.sum(0))
+                _add_gradient(bias, gradient.sum(0))
 
 
 class _SplitLinear(torch.autograd.Function):
@@ -75,6 +76,7 @@ def _arguments(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> tup
 
 
 def _add_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    gradient = gradient.to(parameter.dtype)  # under autocast it comes in 16 bit
     if parameter.grad is None:
         parameter.grad = gradient
     else:

@@ -23,12 +23,13 @@ The second forward must draw the same dropout, so the state of the random genera
 and BatchNorm must not count its micro-batch twice, so the second forward works on copies of the
 buffers, which are thrown away.
 
-Source: Huang et al. 2019 (GPipe) (re-materialization).
+Source: Huang et al. 2019 (GPipe): re-materialization.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +37,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pedagogy.measure import restore_rng_state, rng_state
+from pedagogy.pipeline.schedule import Action, Layout
 from pedagogy.pipeline.split_backward import PostponedWeights
 
 Finish = Callable[[Tensor], Tensor]
@@ -61,6 +63,9 @@ class Stage:
         """The number of micro-batches of which something is kept."""
         return len(self.held)
 
+    def begin(self, actions: list[Action], layout: Layout) -> None:
+        """A schedule starts, of which these are the stage's actions on this rank."""
+
     def forward(self, k: int, x: Tensor, finish: Finish) -> Tensor:
         """The stage's output for micro-batch `k`, detached; keeps what its backward needs."""
         output = finish(self._run(k, x))
@@ -76,12 +81,14 @@ class Stage:
         x, output, _ = self.held.pop(k)
         if output.requires_grad:
             torch.autograd.backward(output, gradient)
-        if x.requires_grad and x.grad is None:  # nothing of this stage depends on its input
-            return torch.zeros_like(x)
-        return x.grad
+        elif gradient is None and (x.requires_grad or _is_trained(self.module)):
+            raise ValueError("the loss has no gradient: was it detached, or made into a number?")
+        if not (x.requires_grad and x.is_leaf):
+            return None
+        return torch.zeros_like(x) if x.grad is None else x.grad  # zeros: nothing depends on it
 
     def _run(self, k: int, x: Tensor) -> Tensor:
-        return _one_tensor(self.module(x))
+        return one_tensor(self.module, x)
 
 
 class RecomputingStage(Stage):
@@ -96,7 +103,7 @@ class RecomputingStage(Stage):
         with torch.no_grad():
             output = finish(self._run(k, x))
         self.held[k] = Held(x, None, (state, finish))
-        return output
+        return output.detach()
 
     def recompute(self, k: int) -> None:
         """The activations of micro-batch `k` are there again."""
@@ -104,7 +111,8 @@ class RecomputingStage(Stage):
         now = rng_state()
         restore_rng_state(state)
         copies = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        self.held[k] = Held(x, finish(functional_call(self.module, copies, (x,))))
+        again = partial(functional_call, self.module, copies)
+        self.held[k] = Held(x, finish(one_tensor(again, x)))
         restore_rng_state(now)
 
     def backward(self, k: int, gradient: Tensor | None) -> Tensor | None:
@@ -117,7 +125,8 @@ class RecomputingStage(Stage):
 class SplitStage(Stage):
     """`backward` leaves out the gradients of linear layers' weights; `weight_backward` adds them.
 
-    Everything else (norms, embeddings, convolutions) has its gradient after `backward`.
+    Everything else (norms, embeddings, convolutions) has its gradient after `backward`. A module
+    that recomputes inside (torch's checkpoint) cannot be split.
     **Memory** between B and W: the inputs of the linear layers, and the gradients of their outputs.
     """
 
@@ -140,10 +149,33 @@ class SplitStage(Stage):
             return super()._run(k, x)
 
 
-def _one_tensor(output: Any) -> Tensor:
+def one_tensor(run: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+    """What `run` makes of `x`: a stage's output.
+
+    **Raises** ValueError where it is not one tensor of numbers that have a gradient, or `x` was
+    changed in place: it is kept, and may be sent or used again.
+    """
+    version = x._version
+    try:
+        output = run(x)
+    except RuntimeError as error:
+        if "leaf Variable" not in str(error):
+            raise
+        raise ValueError(IN_PLACE) from error
+    if x._version != version:
+        raise ValueError(IN_PLACE)
     if not isinstance(output, Tensor):
         raise ValueError(
             f"a stage must hand one tensor to the next, this one returned "
             f"{type(output).__name__}; a connection that skips a stage must travel inside it"
         )
+    if not (output.is_floating_point() or output.is_complex()):
+        raise ValueError(f"a stage returned {output.dtype}; what stages hand on needs a gradient")
     return output
+
+
+IN_PLACE = "a stage changed its input in place: its first layer must not be one with inplace=True"
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())

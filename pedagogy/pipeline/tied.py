@@ -34,7 +34,8 @@ class TiedWeight:
     """The copies of one weight on `holders` (ranks of `group`) are equal, and stay so.
 
     `parameter`: this rank's copy; None on ranks that hold none. Copies take the value of the first
-    holder. Every holder calls `sum_gradients` once per batch, after its last backward.
+    holder. Every holder calls `sum_gradients` once per batch, after its last backward: this is for
+    schedules that flush. Where stages update themselves, no moment is left to add the gradients.
 
     **Raises** ValueError where a holder brings no parameter, or another rank brings one.
     """
@@ -48,8 +49,9 @@ class TiedWeight:
             raise ValueError(f"rank {group.rank} {have}, but the holders are {list(holders)}")
         self._parameter, self._copies = parameter, None
         if holds and len(set(holders)) > 1:
-            self._copies = group.subset(sorted(set(holders)), "tied weight")
-            self._copies.broadcast_(parameter.data, 0)
+            ranks = sorted(set(holders))
+            self._copies = group.subset(ranks, "tied weight")
+            self._copies.broadcast_(parameter.data, ranks.index(holders[0]))
 
     def sum_gradients(self) -> None:
         """Each copy holds the sum of all copies' gradients."""

@@ -15,7 +15,7 @@ A version is kept as long as a minibatch in flight was computed with it, the sta
 will ask for it, or it is the newest. Real stages (`weight_versions`) must agree with this table.
 
 Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377); Narayanan et al. 2021
-(PipeDream-2BW).
+(PipeDream-2BW), section 3.1.
 """
 
 from __future__ import annotations

@@ -30,12 +30,13 @@ As recursions, with w(t) the weights after t updates, w_s those of stage s = 1 .
 What it costs: up to p - s versions at stage s, p with vertical sync, 2 with 2BW.
 
 Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377); Narayanan et al. 2021
-(PipeDream-2BW).
+(PipeDream-2BW), section 3.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -43,8 +44,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pedagogy.parameters import average, unique_parameters
-from pedagogy.pipeline.schedule import Layout
-from pedagogy.pipeline.stage import Finish, Held, Stage
+from pedagogy.pipeline.schedule import Action, Layout
+from pedagogy.pipeline.stage import Finish, Held, Stage, one_tensor
 from pedagogy.ranks import Group
 
 Version = dict[str, Tensor]
@@ -76,10 +77,26 @@ class StashingStage(Stage):
         self._optimizer = make_optimizer(self._parameters) if self._parameters else None
         self._replicas = replicas
         self._next = 0  # the micro-batch that comes forward next
+        self._first = 0  # the version with which the schedule began
         self.newest = 0
         self.versions: dict[int, Version] = {0: self._version()}
         self.peak_versions = 1
         self.used: dict[int, tuple[int, int]] = {}
+
+    def begin(self, actions: list[Action], layout: Layout) -> None:
+        """A schedule starts: its micro-batches count from 0, versions go on from the newest.
+
+        **Raises** ValueError where the stage is replicated and has no group for it.
+        """
+        replicas = layout.replicas[actions[0].stage]
+        given = 1 if self._replicas is None else self._replicas.size
+        if replicas != given and any(action.kind == "U" for action in actions):
+            raise ValueError(
+                f"stage {actions[0].stage} has {replicas} replicas, but averages over {given}: "
+                "give it `replicas=replica_group(group, layout, stage)`, or they drift apart"
+            )
+        self._next, self._first = 0, self.newest
+        self.versions, self.used = {self.newest: self.versions[self.newest]}, {}
 
     def version_for(self, k: int) -> int:
         """The number of the version that minibatch `k` meets, in F and in B."""
@@ -89,7 +106,7 @@ class StashingStage(Stage):
         """As `Stage.forward`, with the version that `k` meets."""
         number = self.version_for(k)
         weights = self.versions[number]
-        output = finish(functional_call(self.module, weights, (x,)))
+        output = finish(one_tensor(partial(functional_call, self.module, weights), x))
         self.held[k] = Held(x, output, Stash(number, weights))
         self._next = k + 1
         return output.detach()
@@ -109,7 +126,10 @@ class StashingStage(Stage):
     def update(self, k: int) -> None:
         """The newest weights have taken one optimizer step; versions that nobody needs are gone."""
         if self._replicas is not None:
-            average(self._replicas, [p.grad for p in self._parameters if p.grad is not None])
+            for parameter in self._parameters:
+                if parameter.grad is None:  # it may have one on another replica
+                    parameter.grad = torch.zeros_like(parameter)
+            average(self._replicas, [parameter.grad for parameter in self._parameters])
         self.newest += 1
         held = {held.more.number for held in self.held.values()}
         oldest = min(held | {self.version_for(self._next)})  # that anyone still needs
@@ -157,9 +177,16 @@ class VerticalSyncStage(StashingStage):
         self._num_stages = num_stages
         super().__init__(module, make_optimizer)
 
+    def begin(self, actions: list[Action], layout: Layout) -> None:
+        """As before. **Raises** ValueError for another number of stages, or of updates."""
+        super().begin(actions, layout)
+        _check_updates(actions, layout, every=1)
+        if layout.num_stages != self._num_stages:
+            raise ValueError(f"a stage of {self._num_stages} in a schedule of {layout.num_stages}")
+
     def version_for(self, k: int) -> int:
         """The version of `k` in the first stage."""
-        return max(k - (self._num_stages - 1), 0)
+        return self._first + max(k - (self._num_stages - 1), 0)
 
 
 class TwoVersionStage(StashingStage):
@@ -169,9 +196,24 @@ class TwoVersionStage(StashingStage):
         self._per_batch = per_batch
         super().__init__(module, make_optimizer)
 
+    def begin(self, actions: list[Action], layout: Layout) -> None:
+        """As before. **Raises** ValueError unless an update follows every `per_batch`-th B."""
+        super().begin(actions, layout)
+        _check_updates(actions, layout, self._per_batch)
+
     def version_for(self, k: int) -> int:
         """max(floor(k / m) - 1, 0), with m micro-batches a batch and k counted from 0."""
-        return max(k // self._per_batch - 1, 0)
+        return self._first + max(k // self._per_batch - 1, 0)
+
+
+def _check_updates(actions: list[Action], layout: Layout, every: int) -> None:
+    updates = [action.microbatch for action in actions if action.kind == "U"]
+    wanted = list(range(every - 1, layout.num_microbatches, every))
+    if updates != wanted:
+        raise ValueError(
+            f"the schedule updates stage {actions[0].stage} after the micro-batches {updates}, "
+            f"but this kind of stage needs {wanted}"
+        )
 
 
 def replica_group(group: Group, layout: Layout, stage: int) -> Group | None:

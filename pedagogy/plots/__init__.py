@@ -17,6 +17,7 @@ from pedagogy.plots.memory import (
 )
 from pedagogy.plots.partition import CutStage, partition_figure
 from pedagogy.plots.pipeline import schedule_figure, schedule_panel, versions_figure
+from pedagogy.plots.seeds import seeds_figure
 from pedagogy.plots.shards import ShardMap, draw_shard_map, shards_figure
 from pedagogy.plots.step import draw_phases, step_memory_figure
 from pedagogy.plots.strips import draw_memory_strips
@@ -45,6 +46,7 @@ __all__ = [
     "partition_figure",
     "schedule_figure",
     "schedule_panel",
+    "seeds_figure",
     "shards_figure",
     "step_memory_figure",
     "style",

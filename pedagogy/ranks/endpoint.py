@@ -47,6 +47,7 @@ class Endpoint:
         self._key = (log.number_group(name, self.ranks), name, self.ranks)
         self._stream_clock = StreamClock(log, device)
         self._lanes: dict[str, Endpoint] = {}
+        self._awaited: set[int] = set()  # ranks of which a message is under way, with its header
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, rank {self.rank} of {self.size}, global ranks {self.ranks})"
@@ -70,6 +71,10 @@ class Endpoint:
         Its ranks are in ascending order, whatever the order of `ranks`.
         """
         ranks = sorted(ranks)
+        for rank in ranks:
+            self._check_peer("a rank of the subset", rank)
+        if self.rank not in ranks:
+            raise ValueError(f"rank {self.rank} is not in the subset {ranks}: only its ranks call")
         members, process_group = [self.ranks[rank] for rank in ranks], None
         if len(members) > 1:
             self._make_equally_many_groups(ranks)
@@ -212,3 +217,5 @@ class Endpoint:
         self._check_peer("source", source)
         if source == self.rank:
             raise ValueError(f"rank {source} receives from itself; a message needs two ranks")
+        if source in self._awaited:
+            raise ValueError(f"a message of rank {source} is awaited by irecv: wait() for it first")

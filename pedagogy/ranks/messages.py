@@ -23,11 +23,14 @@ class Arrival:
     """A message with a header, under way: `wait()` returns its tensor."""
 
     def __init__(self, receive: Callable[[], torch.Tensor]) -> None:
-        self._receive = receive
+        self._receive: Callable[[], torch.Tensor] | None = receive
 
     def wait(self) -> torch.Tensor:
-        """The tensor, once it is here. To be called once."""
-        return self._receive()
+        """The tensor, once it is here. **Raises** ValueError when it was fetched before."""
+        if self._receive is None:
+            raise ValueError("this message was fetched before: its tensor was returned then")
+        receive, self._receive = self._receive, None
+        return receive()
 
 
 class _Works:
@@ -68,13 +71,18 @@ class Messages(Endpoint):
         return Handle(self._log, works, "send", wire.nbytes, (peer,), needs, keep=parts)
 
     def irecv(self, source: int) -> Arrival:
-        """Start `recv`: the header is awaited from now on, the tensor comes with `wait()`."""
+        """Start `recv`: the header is awaited from now on, the tensor comes with `wait()`.
+
+        **Raises** ValueError where a message from `source` is awaited already: one at a time.
+        """
         self._check_sender(source)
-        needs = self._count_message("recv", source)
         header = self._wire.empty((HEADER_LENGTH,), torch.int64)
         work = dist.irecv(header, self.ranks[source], group=self._process_group)
+        self._awaited.add(source)
 
         def receive() -> torch.Tensor:
+            self._awaited.discard(source)
+            needs = self._count_message("recv", source)  # now: until here the sender must wait
             with self._log.waiting("recv", (self.ranks[source],), needs):
                 work.wait()
             return self._receive(source, needs, header)

@@ -164,7 +164,7 @@ def partitioner_explorer() -> Explorer:
     return Explorer(
         render_partitioner,
         model=menu(list(PROFILES), "VGG-16"),
-        machines=(1, 8, 8),
+        machines=(2, 8, 8),
         bandwidth_GB_s=choice([0.25, 0.5, 1.25, 2.5, 5.0, 12.5, 25.0], 1.25),
         try_this=(
             Try(

@@ -47,6 +47,7 @@ from pedagogy.pipeline.asynchronous_evidence import (
 )
 from pedagogy.pipeline.vgg16 import vgg16_layers
 from pedagogy.ranks import Event, launch
+from pedagogy.workloads import digits
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -221,7 +222,7 @@ def test_losses_are_those_of_each_version():
 
 
 def test_a_trial_with_fresh_gradients_is_plain_sgd_and_starts_alike_under_every_rule():
-    trial = Trial(num_updates=4, batch=8, num_stages=3, every=2)
+    trial = Trial(taken=(0, 3, 4), batch=8, num_stages=3)
     model, losses = nn.Sequential(*digit_stages(3, seed=1)), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step, (x, target) in enumerate(zip(*digit_minibatches(4, 8, seed=1), strict=True)):
@@ -231,12 +232,13 @@ def test_a_trial_with_fresh_gradients_is_plain_sgd_and_starts_alike_under_every_
         optimizer.step()
     fresh = trial.run(lambda k, stage: k, 0.1, seed=1)
     late = trial.run(lambda k, stage: max(k - 1, 0), 0.1, seed=1)
-    unstashed = trial.run_without_stashing(0.1, seed=1)
-    assert trial.updates == [0, 2, 4]
+    unstashed = trial.run_stages(UnstashedStage, 0.1, seed=1)
+    assert list(fresh) == list(unstashed) == [0, 3, 4]
     assert fresh[0] == late[0] == unstashed[0]
-    assert len({fresh[2], late[2], unstashed[2]}) == 3
-    history = [[w.detach().clone() for w in model.parameters()]]
-    assert trial._losses(history)[0] == pytest.approx(fresh[2], rel=1e-12)
+    assert len({fresh[4], late[4], unstashed[4]}) == 3
+    images, labels, _, _ = digits()
+    final = cross_entropy(model(images.flatten(1).double()), labels).item()
+    assert fresh[4] == pytest.approx(final, rel=1e-12)
 
 
 def test_vgg16_has_its_published_weights_and_pipedreams_released_configurations():
