@@ -26,7 +26,7 @@ BUBBLE = Prediction(
     name="bubble_of_a_layout",
     chapter="02a",
     question="4 ranks, 8 micro-batches, 2 chunks on each rank: bubble_fraction of the interleaved "
-    "schedule?",
+    "schedule, a share of the total?",
     key=lambda: bubble_fraction(4, 8, 2),
     tolerance=0.003,
     mistakes=[
@@ -59,18 +59,31 @@ PEAKS = Prediction(
 AT_4P = Prediction(
     name="bubble_at_4p",
     chapter="02a",
-    question="4 stages, 16 micro-batches, as many as GPipe's authors call enough: bubble_fraction?",
-    key=lambda: bubble_fraction(4, 16),
+    question="8 stages, 32 micro-batches, as many as GPipe's authors call enough: which share of "
+    "the whole time is a rank idle?",
+    key=lambda: bubble_fraction(8, 32),
     tolerance=0.003,
     mistakes=[
         (0, "it never is: the line fills and drains with any number of micro-batches."),
-        ("negligible", "put a number on it: (p-1)/(m + p-1)."),
-        (lambda: bubble_ratio(4, 16), "that is bubble_ratio, 3/16; the total is 19."),
-        (4 / 19, "the line fills in p - 1 steps, not in p."),
-        (3 / 20, "the total is m + p - 1 = 19 steps."),
-        (16 / 19, "that is the part at work; the rest was asked for."),
+        ("negligible", "put a number on it: while the line fills and drains, ranks are idle."),
+        (lambda: bubble_ratio(8, 32), "that is 7 idle to 32 at work; the whole time is the sum."),
+        (
+            8 / 32,
+            "32 steps are the work alone; and the last rank starts after 7 others, not after 8.",
+        ),
+        (8 / 39, "the last rank starts after 7 others, not after 8."),
+        (8 / 40, "the last rank starts after 7 others: the whole time is 39 steps."),
+        (7 / 40, "the line fills in 7 steps, so the whole time is 39."),
+        (14 / 46, "filling costs the last rank 7, draining the first: no rank pays for both."),
+        (
+            7 / 256,
+            "a step is one micro-batch on one stage: a rank works in 32 of them, not in 256.",
+        ),
+        (1 / 32, "that is one micro-batch's part; the line fills through 7 stages."),
+        (0.05, "more: a rank idles for as long as 7 of the 32 micro-batches take it."),
+        (32 / 39, "that is the part at work; the rest was asked for."),
     ],
-    because="3 of 19 steps. As much as with 8 micro-batches and 2 chunks.",
+    because="7 of 39 steps: more than a sixth.",
 )
 
 MESSAGES = Prediction(

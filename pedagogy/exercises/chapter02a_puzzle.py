@@ -73,6 +73,8 @@ def _rank_0_delivers_too_late():
 
 
 def _legal(answer: Any) -> Schedule:
+    if isinstance(answer, (list, tuple)) and all(isinstance(line, str) for line in answer):
+        answer = "\n".join(answer)
     if isinstance(answer, str):
         try:
             answer = parse_schedule(answer)

@@ -93,6 +93,10 @@ def _mean_of_means(group, *arguments):
     _backwards(group, _forwards(group, *arguments, share=lambda targets, k: 1 / len(targets)))
 
 
+def _times_samples(group, *arguments):
+    _backwards(group, _forwards(group, *arguments, share=lambda targets, k: len(targets[k])))
+
+
 def _keeps_the_latest(group, *arguments):
     held = _forwards(group, *arguments)
     _backwards(group, held[-1:] * len(held))
@@ -201,6 +205,10 @@ STEP = Exercise(
             _mean_of_means,
             "Dividing by the number of micro-batches is right only while they are equally large. "
             "Weight each loss by its share of the samples.",
+        ),
+        (
+            _times_samples,
+            "This is the gradient of the sum over samples. Divide by the samples of the batch.",
         ),
         (
             _keeps_the_latest,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from pedagogy.exercises.attempt import Outcome, Refused
@@ -37,6 +40,16 @@ def _transposed(x, weight, grad_output):
     return grad_output @ weight, lambda: x.flatten(0, -2).T @ grad_output.flatten(0, -2)
 
 
+def _without_flatten(x, weight, grad_output):
+    return grad_output @ weight, lambda: grad_output.T @ x
+
+
+def _through_autograd(x, weight, grad_output):
+    x, weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    functional.linear(x, weight).backward(grad_output)
+    return x.grad, lambda: weight.grad
+
+
 def _for_each_sequence(x, weight, grad_output):
     return grad_output @ weight, lambda: grad_output.transpose(-1, -2) @ x
 
@@ -51,6 +64,17 @@ def _averaged(x, weight, grad_output):
     return grad_output @ weight, lambda: grad_output.flatten(0, -2).T @ rows / len(rows)
 
 
+def _averaged_over_sequences(x, weight, grad_output):
+    rows, gradients = x.flatten(0, -2), grad_output.flatten(0, -2)
+    sequences = x[..., 0, 0].numel()  # 1 without a batch
+    return grad_output @ weight, lambda: gradients.T @ rows / sequences
+
+
+def _averaged_over_the_first(x, weight, grad_output):
+    rows, gradients = x.flatten(0, -2), grad_output.flatten(0, -2)
+    return grad_output @ weight, lambda: gradients.T @ rows / len(x)
+
+
 def _exchanged(x, weight, grad_output):
     grad_x, weight_half = split_linear_backward(x, weight, grad_output)
     return weight_half(), lambda: grad_x
@@ -62,7 +86,12 @@ def _called(x, weight, grad_output):
 
 
 def _halves(function: Callable, x: Tensor, weight: Tensor, grad_output: Tensor) -> dict | None:
-    answer = function(x, weight, grad_output)
+    with warnings.catch_warnings():  # torch warns of .T of three dimensions, once
+        warnings.simplefilter("ignore", UserWarning)
+        return _both_halves(function(x, weight, grad_output))
+
+
+def _both_halves(answer: Any) -> dict | None:
     if answer is None:
         return None
     if not isinstance(answer, (list, tuple)) or len(answer) != 2:
@@ -84,6 +113,8 @@ def _postponed(function: Callable, outcome: Outcome) -> str | None:
         _, weight_half = function(x, weight, grad_output)
     with FlopCounterMode(display=False) as after:
         weight_half()
+    if before.get_total_flops() + after.get_total_flops() > 2 * one_product:
+        return "more than two matrix products run in all"
     if before.get_total_flops() > one_product:
         return "more than one matrix product runs before the stage in front gets its gradient"
     if after.get_total_flops() < one_product:
@@ -98,6 +129,7 @@ def _case(shape: tuple[int, ...], out_features: int) -> tuple[Tensor, Tensor, Te
     return x, weight, torch.randn(*shape[:-1], out_features, generator=draw)
 
 
+_NO_MEAN = "Where the loss is a mean, grad_output holds its 1/n already: this product is a sum."
 SPLIT = Exercise(
     name="split_linear_backward",
     title="The half that nobody waits for",
@@ -114,6 +146,16 @@ SPLIT = Exercise(
             "one belongs inside the function that you return.",
         ),
         (
+            _through_autograd,
+            "Autograd needs the forward again, a third product, and `backward` computes both "
+            "halves at once. Write the two products yourself: x, weight and grad_output are there.",
+        ),
+        (
+            _without_flatten,
+            "With a batch of sequences .T turns all three dimensions round: flatten the leading "
+            "ones of both, flatten(0, -2), so that one product sums over all rows.",
+        ),
+        (
             _transposed,
             "This is the gradient of the transposed weight: y = x weight^T gives grad_output^T x.",
         ),
@@ -123,9 +165,11 @@ SPLIT = Exercise(
             "weight: flatten all leading dimensions, so that the product sums over them.",
         ),
         (_last_sample, "Every row of x used the weight: their gradients add up."),
+        *((wrong, _NO_MEAN) for wrong in (_averaged, _averaged_over_the_first)),
         (
-            _averaged,
-            "Where the loss is a mean, grad_output holds its 1/n already: this product is a sum.",
+            _averaged_over_sequences,
+            "This is the mean over the sequences. All of them used one weight, so their gradients "
+            "add up; where the loss is a mean, grad_output holds its 1/n already.",
         ),
         (
             _exchanged,

@@ -85,6 +85,18 @@ def _no_activation(schedule, forward, backward):
     return _settled(schedule, forward, backward, needs)
 
 
+def _last_stage_by_rank(schedule, forward, backward):
+    last = len(schedule) - 1
+    return _settled(schedule, forward, backward, lambda *action: _needs(*action[:3], last))
+
+
+def _stages_by_rank(schedule, forward, backward):
+    def needs(*action):
+        return [need for need in _needs(*action) if need[1] < len(schedule)]
+
+    return _settled(schedule, forward, backward, needs)
+
+
 def _one_after_the_other(schedule, forward, backward):
     start, now = {}, 0
     for action, _ in sorted(
@@ -108,6 +120,10 @@ def _plain(schedule: Schedule) -> list[list[tuple]]:
     return [[tuple(action) for action in actions] for actions in schedule]
 
 
+_MORE_STAGES = (
+    "A rank may hold several stages: the last stage is not the number of ranks minus 1, but the "
+    "largest in the schedule."
+)
 TIMES = Exercise(
     name="start_times",
     title="A simulator in fifteen lines",
@@ -141,6 +157,7 @@ TIMES = Exercise(
             "A backward waits for the gradient of the stage behind. If you go through the ranks "
             "once, in order, that stage has no times yet: come back to the ranks that waited.",
         ),
+        *((wrong, _MORE_STAGES) for wrong in (_last_stage_by_rank, _stages_by_rank)),
         (_no_activation, "A forward waits for the activation of the stage before."),
         (
             _one_after_the_other,
@@ -154,7 +171,8 @@ TIMES = Exercise(
         "Keep end[action] for what has run, and free[rank]. An action starts at the larger of "
         "free[rank] and the end of what it waits for.",
         "F of stage s waits for F of stage s - 1, B for B of stage s + 1. The first forward and "
-        "the last stage's backward wait for their rank alone.",
+        "the last stage's backward wait for their rank alone; the last stage is the largest number "
+        "in the schedule.",
         "Go round the ranks until all lists are done. If what the next action of a rank waits for "
         "has no end yet, leave that rank and try the next one.",
     ],

@@ -104,6 +104,13 @@ def _the_first_for_ever(kind, minibatch, newest, stash):
     return stash.setdefault("weights", newest.clone())
 
 
+def _copied_back(kind, minibatch, newest, stash):
+    if kind == "F":
+        stash[minibatch] = newest.clone()
+        return newest
+    return newest.copy_(stash.pop(minibatch))
+
+
 def _stale_forward(kind, minibatch, newest, stash):
     if kind == "B":
         return stash.pop(minibatch)
@@ -169,6 +176,10 @@ STASH = Exercise(
         (
             _the_first_for_ever,
             "These are always the first weights: the updates change what no minibatch ever uses.",
+        ),
+        (
+            _copied_back,
+            "This overwrites the newest weights: the updates made since are lost.",
         ),
         (
             _stale_forward,

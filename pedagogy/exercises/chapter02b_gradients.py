@@ -64,6 +64,28 @@ def _the_minibatches_alone(records):
     return newer
 
 
+def _keys_swapped(records):
+    return {(k, stage): by for (stage, k), by in find_wrong_gradient(records).items()}
+
+
+def _named_after_minibatches(records, at_first=-1):
+    """A version goes by the number of the minibatch that made it."""
+    version, in_forward, newer = {}, {}, {}
+    for kind, stage, minibatch in records:
+        now = version.get(stage, at_first)
+        if kind == "F":
+            in_forward[stage, minibatch] = now
+        elif kind == "B" and now > in_forward[stage, minibatch]:
+            newer[stage, minibatch] = now - in_forward[stage, minibatch]
+        elif kind == "U":
+            version[stage] = minibatch
+    return newer
+
+
+def _named_after_minibatches_from_0(records):
+    return _named_after_minibatches(records, at_first=0)
+
+
 def _minibatches_in_flight(records):
     flying, newer = {}, {}
     for kind, stage, minibatch in records:
@@ -116,8 +138,8 @@ WRONG = Exercise(
     mistakes=[
         (
             _of_any_stage,
-            "This counts the updates of all stages. A stage's gradient is mixed by updates of its "
-            "own weights.",
+            "This counts the updates of all stages. The question is which weights *this* stage's "
+            "backward used.",
         ),
         (
             _own_update_too,
@@ -131,6 +153,15 @@ WRONG = Exercise(
             _the_minibatches_alone,
             "A minibatch can be right in one stage and wrong in another: the keys are pairs of "
             "stage and minibatch.",
+        ),
+        (_keys_swapped, "A key is (stage, minibatch), in this order."),
+        *(
+            (
+                named_after,
+                "This takes the number of the last updating minibatch for a version. A version is "
+                "how many updates its stage has made.",
+            )
+            for named_after in (_named_after_minibatches, _named_after_minibatches_from_0)
         ),
         (
             _minibatches_in_flight,

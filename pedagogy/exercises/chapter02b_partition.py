@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from pedagogy.exercises.attempt import Refused
+from pedagogy.exercises.attempt import HERE_SECONDS, Refused, TimeIsOver
 from pedagogy.exercises.compare import brief
 from pedagogy.exercises.engine import Exercise
 from pedagogy.exercises.registry import register
@@ -52,6 +52,15 @@ def _never_above_the_average(costs, num_stages):
     return _closed(costs, num_stages, lambda held, cost, average: held + cost > average)
 
 
+def _nearest_to_each_share(costs, num_stages):
+    sums, ends = [sum(costs[:end]) for end in range(len(costs) + 1)], [0]
+    for stage in range(1, num_stages):
+        places = range(ends[-1] + 1, len(costs) - (num_stages - stage) + 1)
+        share = stage * sums[-1] / num_stages
+        ends.append(min(places, key=lambda end: abs(sums[end] - share)))
+    return list(pairwise([*ends, len(costs)]))
+
+
 def _rest_to_the_last(costs, num_stages):
     ends = [*range(num_stages), len(costs)]
     return list(pairwise(ends))
@@ -66,7 +75,14 @@ def _sums(costs, num_stages):
 
 
 def _largest(function: Callable, costs: list[float], num_stages: int) -> dict | None:
-    answer = function(list(costs), num_stages)
+    try:
+        answer = function(list(costs), num_stages)
+    except TimeIsOver:
+        raise Refused(
+            f"there is no end after {HERE_SECONDS:.0f} s for {len(costs)} layers and {num_stages} "
+            "stages: the same parts are cut again and again. Keep what you have computed (a table, "
+            "or functools.cache)"
+        ) from None
     if answer is None:
         return None
     stages = _checked(answer, len(costs), num_stages)
@@ -129,6 +145,12 @@ PARTITION = Exercise(
             _never_above_the_average,
             "This closes a stage before it would pass the average, so what did not fit piles up in "
             "the last one.",
+        ),
+        (
+            _nearest_to_each_share,
+            "This cuts where the running sum is nearest to 1/n, 2/n, ... of all. Each cut is near "
+            "its own mark, but two that miss towards each other, or apart, make one stage large: "
+            "compare whole cuts.",
         ),
         (_rest_to_the_last, "All but the last stage have one layer each; the last has the rest."),
         (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pedagogy.costs.pipeline import in_flight
 from pedagogy.costs.pipeline_memory import pipedream_weight_versions
 from pedagogy.exercises.chapter02b_gradients import find_wrong_gradient, recorded
 from pedagogy.exercises.prediction import Prediction
 from pedagogy.exercises.registry import register
-from pedagogy.pipeline import noam, pipedream
+from pedagogy.pipeline import noam, partition_replicated, pipedream
+from pedagogy.pipeline.versions_table import versions_used
+from pedagogy.pipeline.vgg16 import vgg16_layers
 
 NOAM = Prediction(
     name="noam_2_1_1",
@@ -66,6 +69,10 @@ MEMORY = Prediction(
     mistakes=[
         ([16, 8], "only stage 0 keeps 4 versions; the last stage keeps one."),
         ([4, 2], "that is stage 0; all four were asked for."),
+        (
+            [4, 8],
+            "4 is stage 0 with stashing; add the other three stages, as you did for 2BW.",
+        ),
         ([10, 4], "2BW keeps two versions on every stage, the last one, too."),
         ([10, 2], "2BW keeps two versions on each of the 4 stages."),
         ([8, 10], "stashing was asked for first."),
@@ -74,4 +81,65 @@ MEMORY = Prediction(
     because="4 + 3 + 2 + 1 against 2 + 2 + 2 + 2; what 2BW spares is stage 0, which is fullest.",
 )
 
-register(NOAM, VERSIONS, STALE, MEMORY)
+UNDER_WAY = Prediction(
+    name="under_way",
+    chapter="02b",
+    question="4 stages, a forward takes 1 unit and a backward 2: how many minibatches must stage 0 "
+    "let in before the first one comes back, so that nobody waits from then on?",
+    key=lambda: in_flight("pipedream", 0, 4, 12),
+    tolerance=0.0,
+    mistakes=[
+        (1, "then one rank works at a time, and three wait."),
+        (2, "two keep two of four ranks busy."),
+        (3, "a round trip takes 12 units, three minibatches fill 9 of them on each rank."),
+        (12, "that is the round trip in units; a minibatch keeps stage 0 busy for 3 of them."),
+        (8, "the others queue: a round trip takes 12 units, and each fills 3 of them."),
+    ],
+    because="A round trip takes 4 x 3 units, and a minibatch keeps each stage busy for 3.",
+)
+
+
+def _kept_by_the_last_stage() -> int:
+    return versions_used(pipedream(4, 12), "vertical sync").peak[-1]
+
+
+SYNCED = Prediction(
+    name="vertical_sync_versions",
+    chapter="02b",
+    question="4 stages, vertical sync: how many versions of its weights does the last stage keep?",
+    key=_kept_by_the_last_stage,
+    tolerance=0.0,
+    mistakes=[
+        (1, "that is stashing's number: now its newest version is asked for only later."),
+        (2, "two are kept where the version asked for is one older than the newest; here it is 3."),
+        (3, "the version asked for is 3 older than the newest: both, and those between, are kept."),
+        (10, "that is stashing, all stages together."),
+        (16, "that is all four stages together."),
+    ],
+    because="The version that stage 0 met is 3 older; until it is asked for, all since are kept.",
+)
+
+
+def _machines_before_the_dense_layers() -> int:
+    layers = vgg16_layers()
+    stages = partition_replicated(layers, 16, bandwidth=10e9 / 8).stages
+    return sum(stage.replicas for stage in stages if stage.first < len(layers) - 3)
+
+
+CONVOLUTIONS = Prediction(
+    name="vgg_convolutions",
+    chapter="02b",
+    question="VGG-16 on 16 machines at 10 Gbit/s: how many machines should hold convolutions?",
+    key=_machines_before_the_dense_layers,
+    tolerance=0.0,
+    mistakes=[
+        (16, "then all would average the dense layers' weights, too: that is data parallelism."),
+        (13, "one for each convolution is a straight pipeline, as fast as its slowest layer."),
+        (8, "the dense layers take a hundredth of the time: 8 machines would be idle."),
+        (14, "two machines for the dense layers must average the weights that one just keeps."),
+        (1, "the convolutions take nearly all of the time: they are what to share."),
+    ],
+    because="One machine computes the dense layers easily, and need not average their weights.",
+)
+
+register(UNDER_WAY, SYNCED, CONVOLUTIONS, NOAM, VERSIONS, STALE, MEMORY)

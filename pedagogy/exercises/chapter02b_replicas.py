@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from pedagogy.exercises.attempt import Outcome
 from pedagogy.exercises.engine import Exercise
-from pedagogy.exercises.placed import legal_schedule, peak_within
+from pedagogy.exercises.placed import legal_schedule
 from pedagogy.exercises.registry import register
 from pedagogy.pipeline import Schedule, Simulation, simulate
 
@@ -107,6 +107,22 @@ def _noam_everywhere(replicas, num_minibatches):
     return _ordered(replicas, num_minibatches, in_flight=lambda replicas, stage: _noam(replicas, 0))
 
 
+def _one_too_many(replicas, num_minibatches):
+    return _ordered(
+        replicas, num_minibatches, in_flight=lambda replicas, stage: _noam(replicas, stage) + 1
+    )
+
+
+def _no_warmup(replicas, num_minibatches):
+    return _ordered(replicas, num_minibatches, in_flight=lambda replicas, stage: 1)
+
+
+def _all_forwards_first(replicas, num_minibatches):
+    return _ordered(
+        replicas, num_minibatches, in_flight=lambda replicas, stage: num_minibatches + 1
+    )
+
+
 # --- what is checked ------------------------------------------------------------------------------
 
 
@@ -137,6 +153,19 @@ def _simulated(schedule: Schedule, replicas: Sequence[int]) -> Simulation:
     return simulate(schedule, forward=list(replicas), backward=[2 * count for count in replicas])
 
 
+def _in_flight(function: Callable, outcome: Outcome) -> str | None:
+    """A target: no rank holds more minibatches at once than in the reference."""
+    for case in _CASES:
+        mine = simulate(_schedule(function, *case)).peak_in_flight
+        enough = simulate(round_robin_order(*case)).peak_in_flight
+        if any(held > most for held, most in zip(mine, enough, strict=True)):
+            return (
+                f"for {case} the ranks hold {', '.join(map(str, mine))} minibatches at once, and "
+                f"{', '.join(map(str, enough))} are enough"
+            )
+    return None
+
+
 def _as_fast(function: Callable, outcome: Outcome) -> str | None:
     """A target: the reference's makespan, where a stage of r replicas takes r times as long."""
     for case in _CASES:
@@ -156,12 +185,7 @@ REPLICAS = Exercise(
     cases=_CASES,
     labels=[f"replicas {replicas}, {m} minibatches" for replicas, m in _CASES],
     observe=_who_takes_what,
-    targets=[
-        peak_within(
-            lambda *case: simulate(round_robin_order(*case)).peak_in_flight, _schedule, _CASES
-        ),
-        _as_fast,
-    ],
+    targets=[_in_flight, _as_fast],
     mistakes=[
         (
             _in_blocks,
@@ -194,6 +218,21 @@ REPLICAS = Exercise(
         (
             _noam_everywhere,
             "NOAM is for stage 0. A later stage has fewer ranks behind it, and needs fewer.",
+        ),
+        (
+            _one_too_many,
+            "One forward too many: NOAM minibatches in flight are NOAM - 1 in the warm-up, and the "
+            "next forward.",
+        ),
+        (
+            _no_warmup,
+            "Without a warm-up, F B F B from the start, each replica has one minibatch in flight, "
+            "and the ranks behind it wait.",
+        ),
+        (
+            _all_forwards_first,
+            "All forwards first is GPipe's order: each rank holds all of its minibatches at once. "
+            "After the warm-up, F and B take turns.",
         ),
     ],
     hints=[

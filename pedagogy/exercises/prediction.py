@@ -61,11 +61,23 @@ def judge(prediction: Prediction, answer: Any) -> str:
     for wrong, why in prediction.mistakes:
         if _agree(answer, _value(wrong), prediction.tolerance):
             return f"not {_quantity(answer, prediction.unit)}: {why}"
+    if _is_percent(prediction, key, answer):
+        return f"not {brief(answer)}: as a share, {brief(answer / 100)}, or '{brief(answer)}%'"
     text = f"not {_quantity(answer, prediction.unit)}; "
     choices = _choices(prediction, key)
     if choices and not any(_agree(answer, choice, 0.0) for choice in choices):
         return text + f"say {_or(choices)}"
     return text + _advice(answer, key)
+
+
+def _is_percent(prediction: Prediction, key: Any, answer: Any) -> bool:
+    """Whether a share was asked for, and this is one in percent, right or with a known mistake."""
+    if prediction.unit or not (_is_number(key) and 0 < key < 1):
+        return False
+    if not (_is_number(answer) and 1 < answer <= 100):
+        return False
+    shares = [key, *(_value(wrong) for wrong, _ in prediction.mistakes)]
+    return any(_agree(answer / 100, share, prediction.tolerance) for share in shares)
 
 
 def _value(value: Any) -> Any:

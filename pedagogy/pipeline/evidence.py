@@ -186,7 +186,3 @@ def _close(mine: dict[str, Tensor], right: dict[str, Tensor], tolerance: float) 
         and bool((mine[name] - right[name]).abs().max() <= tolerance * largest)
         for name in mine
     )
-
-
-def _as_tensors(losses: list[float]) -> dict[str, Tensor]:
-    return {"losses": torch.tensor(losses, dtype=torch.float64)}

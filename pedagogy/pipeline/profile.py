@@ -10,7 +10,7 @@ How it works
 ------------
 Each layer gets the output of the one before, detached: a layer's backward ends at its own input,
 as a stage's backward ends where the gradient goes over the wire. The first of the runs is not
-counted. The median of the others stands, since a hiccup only ever adds time.
+counted. The fastest of the others stands: whatever disturbs a run only ever adds time.
 
 Layers are copied, one at a time, and the state of the random generators is put back: profiling
 changes no weight, no gradient, no running average and no mask of the training that follows.
@@ -21,7 +21,6 @@ Source: Harlap et al. 2018 (PipeDream), profiling; Narayanan et al. 2019 (PipeDr
 from __future__ import annotations
 
 import copy
-import statistics
 import time
 from collections.abc import Sequence
 
@@ -36,7 +35,7 @@ def profile_layers(
 ) -> list[LayerCost]:
     """The cost of each layer when they run one after the other on `inputs`.
 
-    Seconds are of forward and backward, the median of `repeats` runs after one that does not
+    Seconds are of forward and backward, the fastest of `repeats` runs after one that does not
     count; activation bytes are those of the output, for the whole of `inputs`; weight bytes those
     of the parameters that need a gradient, each counted in every layer that holds it.
     **Raises** ValueError for no layer, no repeat, or an output that is not a tensor.
@@ -52,7 +51,7 @@ def profile_layers(
             weights = [p for p in layer.parameters() if p.requires_grad]
             costs.append(
                 LayerCost(
-                    seconds=statistics.median(seconds for seconds, _ in runs[1:]),
+                    seconds=min(seconds for seconds, _ in runs[1:]),
                     activation_bytes=_num_bytes([inputs]),
                     weight_bytes=_num_bytes(weights),
                 )

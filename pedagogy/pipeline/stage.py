@@ -29,7 +29,6 @@ Source: Huang et al. 2019 (GPipe): re-materialization.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -111,8 +110,8 @@ class RecomputingStage(Stage):
         now = rng_state()
         restore_rng_state(state)
         copies = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
-        again = partial(functional_call, self.module, copies)
-        self.held[k] = Held(x, finish(one_tensor(again, x)))
+        output = one_tensor(lambda x: functional_call(self.module, copies, (x,)), x)
+        self.held[k] = Held(x, finish(output))
         restore_rng_state(now)
 
     def backward(self, k: int, gradient: Tensor | None) -> Tensor | None:

@@ -36,7 +36,6 @@ Sources: Harlap et al. 2018 (PipeDream, arXiv:1806.03377); Narayanan et al. 2021
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -106,7 +105,8 @@ class StashingStage(Stage):
         """As `Stage.forward`, with the version that `k` meets."""
         number = self.version_for(k)
         weights = self.versions[number]
-        output = finish(one_tensor(partial(functional_call, self.module, weights), x))
+        output = one_tensor(lambda x: functional_call(self.module, weights, (x,)), x)
+        output = finish(output)
         self.held[k] = Held(x, output, Stash(number, weights))
         self._next = k + 1
         return output.detach()

@@ -8,7 +8,7 @@ standard deviation would claim more than is known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -42,18 +42,24 @@ def draw_curves(
     curves: Mapping[str, tuple[Sequence[float], Any]],
     *,
     markers: bool = False,
+    dots: Collection[str] = (),
 ) -> None:
     """Draw one line per name; y is a list, or a list of lists (one for each seed).
 
+    dots: names of curves that are points alone, such as what was measured beside what was fitted.
     Axes scales and limits are the caller's; call `name_curves` once they are set.
     """
     with style.styled():
         for i, (name, (x, y)) in enumerate(curves.items()):
             runs = np.atleast_2d(np.asarray(y, dtype=float))
             look = {"color": style.SERIES[i % 8], "linestyle": style.DASHES[i % 8]}
-            marker = {"marker": style.MARKERS[i % 8], "markersize": 4} if markers else {}
+            alone = {"linestyle": "none", "markersize": 7} if name in dots else {}
+            drawn = markers or name in dots
+            marker = {"marker": style.MARKERS[i % 8], "markersize": 4} if drawn else {}
             ax.plot(
-                x, np.median(runs, axis=0), linewidth=1.8, gid=name, label=name, **look, **marker
+                x,
+                np.median(runs, axis=0),
+                **{"linewidth": 1.8, "gid": name, "label": name} | look | marker | alone,
             )
             if len(runs) > 1:
                 band = ax.fill_between(
@@ -125,23 +131,25 @@ def curves_figure(
     x_scale: str = "linear",
     y_scale: str = "linear",
     markers: bool = False,
+    dots: Collection[str] = (),
     levels: Mapping[str, float] | None = None,
     y_bottom: float | None = None,
 ) -> Figure:
-    """Return lines with their names at their ends; a scale is "linear" or "log".
+    """Return lines with their names at their ends; a scale is "linear", "log" or "log2".
 
-    levels: heights to compare with, drawn as thin grey lines. y_bottom: where the y axis begins.
+    dots: as in `draw_curves`. levels: heights to compare with, drawn as thin grey lines.
+    y_bottom: where the y axis begins. "log2" has its ticks at 1, 2, 4, 8.
     """
     figure = style.new_figure(style.WIDTH, 4.0)
     ax = style.add_axes(figure, 0.85, 0.6, 7.3, 2.95)
     with style.styled():
         for axis, scale in ((ax.xaxis, x_scale), (ax.yaxis, y_scale)):
-            if scale == "log":
-                plain_log(axis)
+            if scale != "linear":
+                plain_log(axis, 2.0 if scale == "log2" else 10.0)
         for name, height in (levels or {}).items():
             look = {"color": style.MUTED, "linewidth": 1.2, "linestyle": (0, (4, 2)), "zorder": 1}
             ax.axhline(height, label=name, gid=name, **look)
-        draw_curves(ax, curves, markers=markers)
+        draw_curves(ax, curves, markers=markers, dots=dots)
         if y_bottom is not None:
             ax.set_ylim(bottom=y_bottom)
         for axis, scale in ((ax.xaxis, x_scale), (ax.yaxis, y_scale)):

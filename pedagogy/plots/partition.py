@@ -3,10 +3,12 @@
 Neighbouring stages differ in hue and hatch. Over each bracket stands how long the stage takes for
 a minibatch and, where it has more than one, on how many machines. A dashed line is a cut, which an
 activation and its gradient must cross. The slowest of all is marked: the pipeline is as fast as it.
+Under the bars stands what each layer is; a grey line gives their scale.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ from pedagogy.plots import style
 from pedagogy.plots.labels import add_labels
 from pedagogy.plots.lanes import add_boxes, add_lines
 
-LEFT, RIGHT, TITLE, BARS, GAP, FOOT = 0.4, 0.25, 0.8, 1.15, 0.12, 0.55
+LEFT, RIGHT, TITLE, BARS, GAP, FOOT = 0.75, 0.25, 0.8, 1.15, 0.12, 0.7
 HATCHES = ("", "//")
 
 
@@ -39,16 +41,23 @@ def period(stages: Sequence[CutStage]) -> float:
     return max(max(stage.seconds, stage.sent_seconds) for stage in stages)
 
 
+def milliseconds(seconds: float) -> str:
+    """Return the time in ms with three digits, never with an exponent: 0.197, 88.8, 1640."""
+    value = 1e3 * seconds
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{float(f'{value:.3g}'):.0f}"
+
+
 def partition_figure(
     layer_seconds: Sequence[float],
     cuts: Mapping[str, Sequence[CutStage]],
     finding: str,
     *,
+    kinds: Sequence[str] = (),
     facts: Sequence[str] = (),
 ) -> Figure:
     """Return the layers' times under each of several cuts: {title: stages}.
 
-    facts: a short text for each cut, at the right of its title.
+    kinds: what each layer is, in a word. facts: a text for each cut, at the right of its title.
     """
     height = len(cuts) * (TITLE + BARS) + (len(cuts) - 1) * GAP + FOOT
     figure = style.new_figure(style.WIDTH, height)
@@ -66,7 +75,7 @@ def partition_figure(
                 figure.text(
                     right, y, facts[row], fontsize=10, color=style.MUTED, ha="right", **look
                 )
-    _write_milliseconds(ax, layer_seconds)
+    _write_layers(ax, layer_seconds, kinds)
     return style.finding(figure, finding)
 
 
@@ -83,19 +92,35 @@ def _draw_cut(ax: Axes, seconds: Sequence[float], stages: Sequence[CutStage]) ->
         colour = style.SERIES[number % len(style.SERIES)]
         add_boxes(ax, f"stage {number}", boxes, colour, HATCHES[number % 2])
     _draw_brackets(ax, stages)
+    _draw_scale(ax, highest)
     add_lines(ax, "axis", [[(-0.6, 0), (len(seconds) - 0.4, 0)]], color=style.MUTED, linewidth=0.8)
 
 
-def _write_milliseconds(ax: Axes, seconds: Sequence[float]) -> None:
-    """Write each layer's time below the axes, and what the picture counts."""
-    texts = [f"{1e3 * value:.3g}" for value in seconds]
-    at = [(i, -0.1 / BARS) for i in range(len(seconds))]
+def _draw_scale(ax: Axes, highest: float) -> None:
+    """Draw a grey line at a round height, 1, 2 or 5 times a power of ten, and write how high."""
+    power = 10.0 ** math.floor(math.log10(highest))
+    height = max(step * power for step in (1, 2, 5) if step * power <= highest)
+    left, right = ax.get_xlim()
+    look = {"color": style.GRID, "linewidth": 1.0, "zorder": 0}
+    add_lines(ax, "scale line", [[(left, height), (right, height)]], **look)
+    inches = (style.WIDTH - LEFT - RIGHT) / (right - left)  # for each layer
+    at = [(left - 0.33 / inches, height)]
+    add_labels(ax, "scale", [f"{milliseconds(height)} ms"], at, style.MUTED, 8.0)
+
+
+def _write_layers(ax: Axes, seconds: Sequence[float], kinds: Sequence[str]) -> None:
+    """Write what each layer is and its time below the axes, and what the picture counts."""
     across = ax.get_xaxis_transform()
-    add_labels(ax, "milliseconds", texts, at, style.MUTED, 7.5, transform=across)
+    for gid, texts, ink, below in (
+        ("kinds", kinds, style.INK, 0.11),
+        ("milliseconds", [milliseconds(value) for value in seconds], style.MUTED, 0.27),
+    ):
+        at = [(i, -below / BARS) for i in range(len(texts))]
+        add_labels(ax, gid, texts, at, ink, 7.5, transform=across)
     text = (
         "ms of each layer, forward and backward; above: ms of each stage, and on how many machines"
     )
-    middle = [((len(seconds) - 1) / 2, -0.33 / BARS)]
+    middle = [((len(seconds) - 1) / 2, -0.49 / BARS)]
     add_labels(ax, "label", [text], middle, style.MUTED, 9.5, transform=across)
 
 
@@ -110,7 +135,7 @@ def _draw_brackets(ax: Axes, stages: Sequence[CutStage]) -> None:
         if lines:
             add_lines(ax, f"{gid} brackets", lines, color=ink, **look)
         middles = [(stage.first + stage.last - 1) / 2 for stage in mine]
-        texts = [f"{1e3 * stage.seconds:.3g}" for stage in mine]
+        texts = [milliseconds(stage.seconds) for stage in mine]
         at = [(x, 1 + 0.16 / BARS) for x in middles]
         add_labels(ax, gid, texts, at, ink, 8.0, transform=across)
         several = [(s, x) for s, x in zip(mine, middles, strict=True) if s.replicas > 1]
@@ -127,6 +152,6 @@ def _draw_cuts(ax: Axes, stages: Sequence[CutStage], slowest: float) -> None:
         look = {"transform": ax.get_xaxis_transform(), "linewidth": 1.2, "linestyle": dashes}
         add_lines(ax, "cut", line, color=ink, **look)
     for stage in [stage for stage in stages if stage.sent_seconds == slowest][:1]:
-        text, at = [f"{1e3 * slowest:.3g} ms to send"], [(stage.last - 0.5, -0.1 / BARS)]
+        text, at = [f"{milliseconds(slowest)} ms to send"], [(stage.last - 0.5, -0.1 / BARS)]
         across = ax.get_xaxis_transform()
         add_labels(ax, "slowest cut", text, at, style.ACCENT, 8.0, transform=across)

@@ -79,6 +79,4 @@ def _name(ax: Axes) -> None:
         right = max(x for x, _, _ in found)
         at = ax.transAxes.inverted().transform((right + 4 * scale, y))
         look = {"color": found[0][2].get_color(), "fontsize": 8.5, "fontweight": "bold"}
-        ax.annotate(
-            name.replace(" ", "\n", 1), at, xycoords="axes fraction", va="center", **look
-        )
+        ax.annotate(name.replace(" ", "\n", 1), at, xycoords="axes fraction", va="center", **look)

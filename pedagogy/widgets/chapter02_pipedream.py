@@ -15,13 +15,13 @@ from pedagogy.pipeline.partition import (
     stage_seconds,
 )
 from pedagogy.pipeline.versions_table import POLICIES, UNSTASHED, VersionTable, versions_used
-from pedagogy.plots.partition import CutStage, partition_figure, period
+from pedagogy.plots.partition import CutStage, milliseconds, partition_figure, period
 from pedagogy.plots.pipeline import versions_figure
 from pedagogy.plots.timeline import Rows
 from pedagogy.widgets.controls import choice, menu
 from pedagogy.widgets.coupled import Bounds, CoupledExplorer
 from pedagogy.widgets.explorer import Explorer, Try
-from pedagogy.widgets.layer_profiles import PROFILES
+from pedagogy.widgets.layer_profiles import KINDS, PROFILES
 
 VERSIONS_HEIGHT = 5.5
 
@@ -142,21 +142,20 @@ def _timed(layers: list[LayerCost], stages: list[ReplicatedStage], bandwidth: fl
     ]
 
 
-def render_partitioner(model: str, machines: int, bandwidth_GB_s: float) -> Figure:
+def render_partitioner(model: str, machines: int, gigabits_per_second: float) -> Figure:
     """Draw a model's layers cut by time alone, by PipeDream's plan, and not at all."""
-    bandwidth = bandwidth_GB_s * 1e9
-    cuts = cuts_of(model, machines, bandwidth)
-    periods = [1e3 * period(stages) for stages in cuts.values()]
-    facts = [f"a minibatch every {each:.3g} ms" for each in periods]
-    straight, planned, replicated = (f"{each:.3g}" for each in periods)
+    cuts = cuts_of(model, machines, gigabits_per_second * 1e9 / 8)
+    periods = [milliseconds(period(stages)) for stages in cuts.values()]
+    facts = [f"a minibatch every {each} ms" for each in periods]
+    straight, planned, replicated = periods
     shares = "-".join(str(stage.replicas) for stage in cuts["PipeDream's plan"])
     finding = (
-        f"{model} on {machines} machine{'s' * (machines > 1)} at {bandwidth_GB_s:g} GB/s: the "
-        f"plan gives its stages {shares} machines and takes {planned} ms a minibatch; one machine "
-        f"a stage takes {straight} ms, data parallelism alone {replicated} ms."
+        f"{model} on {machines} machine{'s' * (machines > 1)} at {gigabits_per_second:g} Gbit/s: "
+        f"the plan gives its stages {shares} machines and takes {planned} ms a minibatch; one "
+        f"machine a stage takes {straight} ms, data parallelism alone {replicated} ms."
     )
     seconds = [layer.seconds for layer in PROFILES[model]()]
-    return partition_figure(seconds, cuts, finding, facts=facts)
+    return partition_figure(seconds, cuts, finding, kinds=KINDS[model], facts=facts)
 
 
 def partitioner_explorer() -> Explorer:
@@ -165,23 +164,23 @@ def partitioner_explorer() -> Explorer:
         render_partitioner,
         model=menu(list(PROFILES), "VGG-16"),
         machines=(2, 8, 8),
-        bandwidth_GB_s=choice([0.25, 0.5, 1.25, 2.5, 5.0, 12.5, 25.0], 1.25),
+        gigabits_per_second=choice([2.0, 4.0, 10.0, 20.0, 40.0, 100.0, 200.0], 10.0),
         try_this=(
             Try(
                 "convolutions, then weights",
                 "7 machines share the convolutions and 1 holds the dense layers; data parallelism "
                 "would take twice as long",
-                {"model": "VGG-16", "machines": 8, "bandwidth_GB_s": 1.25},
+                {"model": "VGG-16", "machines": 8, "gigabits_per_second": 10.0},
             ),
             Try(
                 "a heavy head",
                 "one layer alone takes 237 ms: no cut of whole layers is faster, replicas are",
-                {"model": "GPT with a head", "machines": 8, "bandwidth_GB_s": 1.25},
+                {"model": "GPT with a head", "machines": 8, "gigabits_per_second": 10.0},
             ),
             Try(
                 "a fast network",
                 "the plan is data parallelism: all machines on one stage, and nothing to cut",
-                {"model": "VGG-16", "machines": 8, "bandwidth_GB_s": 25.0},
+                {"model": "VGG-16", "machines": 8, "gigabits_per_second": 200.0},
             ),
         ),
     )

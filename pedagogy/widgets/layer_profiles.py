@@ -7,7 +7,7 @@ bytes are those of fp32. The chapter itself uses a real profile of its own small
 from __future__ import annotations
 
 from pedagogy.pipeline.partition import LayerCost
-from pedagogy.pipeline.vgg16 import vgg16_layers
+from pedagogy.pipeline.vgg16 import BLOCKS, DENSE, vgg16_layers
 
 FLOPS, BYTES = 8e12, 4
 
@@ -33,3 +33,9 @@ def gpt_with_head(hidden: int = 768, vocabulary: int = 50257) -> list[LayerCost]
 
 
 PROFILES = {"VGG-16": vgg16_layers, "GPT with a head": gpt_with_head, "even": even}
+KINDS = {
+    "VGG-16": [kind for *_, depth in BLOCKS for kind in (*["conv"] * depth, "pool")]
+    + ["dense"] * len(DENSE),
+    "GPT with a head": ["embed", *["block"] * 12, "head"],
+    "even": ["layer"] * 12,
+}

@@ -42,10 +42,15 @@ def test_no_placement_beats_the_reference_even_with_more_memory():
     assert simulate(gpipe(3, 4), **COSTS).makespan == 30
 
 
-def test_another_placement_of_the_same_length_and_a_list_are_accepted():
+def test_another_placement_of_the_same_length_and_lists_are_accepted():
     last_holds_two = place_by_hand().replace("F0 B0 F1 B1 F2 B2", "F0 B0 F1 F2 B1 B2")
     assert said(lambda: last_holds_two).startswith(engine.CORRECT)
     assert said(lambda: parse_schedule(place_by_hand())).startswith(engine.CORRECT)
+    assert said(lambda: place_by_hand().strip().splitlines()).startswith(engine.CORRECT)
+
+
+def test_a_list_of_too_few_lines_is_refused_as_such():
+    assert "each of the 3 ranks, not 2 of them" in said(lambda: ["F0 F1 F2 B0 F3 B1 B2 B3"] * 2)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pedagogy.exercises import engine
+from pedagogy.exercises import attempt, engine
 from pedagogy.exercises.chapter02b import LEARNING_RATE, STASH, stash_weights, train_with_stash
-from pedagogy.exercises.chapter02b_gradients import find_wrong_gradient, recorded
+from pedagogy.exercises.chapter02b_gradients import WRONG, find_wrong_gradient, recorded
 from pedagogy.exercises.chapter02b_partition import PARTITION, partition_stages
 from pedagogy.exercises.chapter02b_replicas import REPLICAS, round_robin_order
 from pedagogy.pipeline import (
@@ -101,6 +101,17 @@ def test_detach_is_no_copy():
     assert "which every update overwrites" in said(STASH, detached)
 
 
+def test_old_weights_copied_into_the_newest_lose_the_updates_since():
+    def put_back(kind, k, newest, stash):
+        if kind == "F":
+            stash[k] = newest.clone()
+        else:
+            newest[:] = stash.pop(k)
+        return newest
+
+    assert "the updates made since are lost" in said(STASH, put_back)
+
+
 # --- replicas, cuts, wrong gradients --------------------------------------------------------------
 
 
@@ -125,7 +136,38 @@ def test_all_forwards_first_on_replicas_holds_too_much():
         orders = round_robin_order(replicas, m)
         return [sorted(order, key=lambda action: action[0] == "B") for order in orders]
 
-    assert "holds 4 micro-batches at once" in said(REPLICAS, forwards_first)
+    text = said(REPLICAS, forwards_first)
+    assert "All forwards first is GPipe's order" in text
+    assert "the ranks hold 4, 4, 8, 8 minibatches at once, and 2, 2, 2, 1 are enough" in text
+
+
+def test_a_warm_up_of_noam_is_one_forward_too_many():
+    def noam_in_the_warm_up(replicas, m):
+        schedule = []
+        for stage, count in enumerate(replicas):
+            for replica in range(count):
+                mine = list(range(replica, m, count))
+                warm = -(-sum(replicas[stage:]) // count)
+                forwards = [("F", stage, k) for k in mine]
+                order, forwards = forwards[:warm], forwards[warm:]
+                for k in mine:
+                    order += forwards[:1] + [("B", stage, k)]
+                    forwards = forwards[1:]
+                schedule.append(order)
+        return schedule
+
+    assert "One forward too many" in said(REPLICAS, noam_in_the_warm_up)
+
+
+def test_one_forward_one_backward_from_the_start_lets_the_ranks_behind_wait():
+    def in_turn(replicas, m):
+        return [
+            [(kind, stage, k) for k in range(replica, m, count) for kind in "FB"]
+            for stage, count in enumerate(replicas)
+            for replica in range(count)
+        ]
+
+    assert "Without a warm-up" in said(REPLICAS, in_turn)
 
 
 def test_the_package_s_partition_and_a_search_for_the_limit_are_accepted():
@@ -145,6 +187,23 @@ def test_the_package_s_partition_and_a_search_for_the_limit_are_accepted():
 
     assert correct(PARTITION, partition)
     assert correct(PARTITION, by_limit)
+
+
+def test_a_recursion_that_forgets_is_told_to_keep_what_it_has_computed(monkeypatch):
+    def all_cuts(costs, num_stages):
+        if num_stages == 1:
+            return [(0, len(costs))]
+        ways = [
+            [*all_cuts(costs[:last], num_stages - 1), (last, len(costs))]
+            for last in range(num_stages - 1, len(costs))
+        ]
+        return min(ways, key=lambda cut: max(sum(costs[i:j]) for i, j in cut))
+
+    monkeypatch.setattr(attempt, "HERE_SECONDS", 0.5)
+    text = said(PARTITION, all_cuts)
+    assert "for 40 layers and 8 stages" in text
+    assert "Keep what you have computed (a table, or functools.cache)." in text
+    assert correct(PARTITION, lambda costs, p: partition_stages(tuple(costs), p))
 
 
 @pytest.mark.parametrize(
@@ -195,3 +254,17 @@ def test_the_wrong_gradients_are_those_that_a_run_on_ranks_records():
 
 def test_with_two_batches_of_2bw_one_update_mixes_a_gradient():
     assert set(find_wrong_gradient(recorded(pipedream_2bw(3, 2, 3))).values()) == {1}
+
+
+def test_the_version_of_a_stage_is_no_count_over_all_stages():
+    def over_all(records):
+        first, newer = {}, {}
+        for place, (kind, stage, k) in enumerate(records):
+            made = sum(kind == "U" for kind, _, _ in records[:place])
+            if kind == "F":
+                first[stage, k] = made
+            if kind == "B" and made > first[stage, k]:
+                newer[stage, k] = made - first[stage, k]
+        return newer
+
+    assert "which weights *this* stage's backward used" in said(WRONG, over_all)

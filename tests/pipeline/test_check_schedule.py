@@ -153,11 +153,11 @@ def test_a_list_with_a_hole_is_refused_with_the_action_it_is_about(schedule, mes
     ("costs", "message"),
     [
         ({"forward": [1, 1]}, "forward has 2 numbers; .* one for each of the 3 stages"),
-        ({"backward": [1, 1, -1]}, "backward is .*no time can be below 0"),
-        ({"communication": -1}, "communication is -1; no time can be below 0"),
+        ({"backward": [1, 1, -1]}, "backward is .*finite, and not below 0"),
+        ({"communication": -1}, "communication is -1; a time is finite"),
         ({"recompute": float("nan")}, "recompute is nan"),
         ({"weight": 3}, "stage 0: weight is 3, more than the whole backward, 2.0"),
-        ({"forward": 0, "backward": 0, "weight": 0}, "all times are 0"),
+        ({"forward": 0, "backward": 0, "weight": 0}, "no action takes any time"),
     ],
 )
 def test_impossible_times_are_refused(costs, message):

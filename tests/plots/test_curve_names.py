@@ -36,3 +36,12 @@ def test_the_y_axis_begins_where_it_is_told_to():
     low, high = figure.axes[0].get_ylim()
     assert low == 0
     assert high > 26
+
+
+def test_what_was_measured_can_stand_as_dots_beside_a_fitted_line():
+    curves = {"measured": ([1, 2], [3, 5]), "fit": ([0, 2], [1, 5])}
+    (ax,) = curves_figure(curves, "They agree.", dots=["measured"]).axes
+    measured, fit = ax.get_lines()
+    assert measured.get_linestyle() == "None" != fit.get_linestyle()
+    assert (measured.get_marker() != "None", fit.get_marker()) == (True, "None")
+    assert {text.get_text() for text in ax.texts} == {"measured", "fit"}

@@ -3,7 +3,7 @@
 import pytest
 
 from pedagogy.plots.labels import labels_of
-from pedagogy.plots.partition import CutStage, partition_figure, period
+from pedagogy.plots.partition import CutStage, milliseconds, partition_figure, period
 
 SECONDS = [0.001, 0.004, 0.002, 0.003]
 EVEN = [CutStage(0, 2, 1, 0.005, 0.002), CutStage(2, 4, 1, 0.005)]
@@ -65,3 +65,21 @@ def test_every_cut_gets_axes_and_a_title(rows):
     assert titles[::2] == [f"cut {i}" for i in range(rows)]
     tops = [ax.get_position().y1 for ax in figure.axes]
     assert tops == sorted(tops, reverse=True)
+
+
+def test_layers_are_named_and_the_scale_is_a_round_number_of_milliseconds():
+    kinds = ["conv", "pool", "conv", "dense"]
+    (ax,) = partition_figure(SECONDS, {"even": EVEN}, "A cut.", kinds=kinds).axes
+    assert [(text, round(x)) for text, (x, _) in labels_of(ax, "kinds")] == [
+        (kind, i) for i, kind in enumerate(kinds)
+    ]
+    ((text, (_, height)),) = labels_of(ax, "scale")
+    assert (text, height) == ("2 ms", 0.002)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.000197, "0.197"), (0.0888, "88.8"), (0.9996, "1000"), (1.6437, "1640"), (0.0, "0")],
+)
+def test_times_are_written_with_three_digits_and_no_exponent(seconds, text):
+    assert milliseconds(seconds) == text

@@ -20,7 +20,7 @@ def lines(ax):
 
 def test_every_panel_shows_one_rule_and_the_reference_with_one_line_for_each_seed():
     for ax, (name, (x, runs)) in zip(panels(), RULES.items(), strict=True):
-        assert ax.get_title() == name
+        assert ax.get_title(loc="left") == name
         found = lines(ax)
         assert len(found) == 4
         for seed in (0, 1):

@@ -12,7 +12,7 @@ from pedagogy.widgets.chapter02_pipedream import (
     versions_schedule,
     weight_versions_explorer,
 )
-from pedagogy.widgets.layer_profiles import PROFILES
+from pedagogy.widgets.layer_profiles import KINDS, PROFILES
 
 
 @pytest.fixture
@@ -98,11 +98,11 @@ def partitioner():
 
 def test_every_model_and_machine_is_drawn_at_one_size(partitioner):
     size = tuple(partitioner.figure.get_size_inches())
-    bandwidths = partitioner.controls["bandwidth_GB_s"].options
+    bandwidths = partitioner.controls["gigabits_per_second"].options
     for model in PROFILES:
         for machines in (1, 8):
             for bandwidth in (bandwidths[0], bandwidths[-1]):
-                partitioner.set(model=model, machines=machines, bandwidth_GB_s=bandwidth)
+                partitioner.set(model=model, machines=machines, gigabits_per_second=bandwidth)
                 assert partitioner.error is None
                 assert tuple(partitioner.figure.get_size_inches()) == size
 
@@ -128,6 +128,23 @@ def test_a_boundary_sends_an_activation_and_its_gradient():
     stages = cuts_of("even", 2, 1e9)["One machine a stage"]
     assert [stage.seconds for stage in stages] == pytest.approx([0.06, 0.06])
     assert [stage.sent_seconds for stage in stages] == [2 * 10e6 / 1e9, 0.0]
+
+
+def test_every_layer_is_named_and_dense_layers_are_where_the_weights_are(partitioner):
+    for model, kinds in KINDS.items():
+        partitioner.set(model=model)
+        layers = PROFILES[model]()
+        assert [text for text, _ in labels_of(partitioner.figure.axes[-1], "kinds")] == kinds
+        assert len(kinds) == len(layers)
+    weights = {"conv": 0, "pool": 0, "dense": 0}
+    for kind, layer in zip(KINDS["VGG-16"], PROFILES["VGG-16"](), strict=True):
+        weights[kind] += layer.weight_bytes
+    assert weights["pool"] == 0 and weights["dense"] > 8 * weights["conv"]
+
+
+def test_slow_networks_are_told_in_milliseconds_without_exponents(partitioner):
+    readout = partitioner.set(model="GPT with a head", gigabits_per_second=2.0).readout
+    assert "at 2 Gbit/s" in readout and "e+" not in readout
 
 
 def test_try_convolutions_then_weights(partitioner):
