@@ -120,23 +120,25 @@ SYNCED = Prediction(
 )
 
 
-def _machines_before_the_dense_layers() -> int:
+def _machines_without_dense_layers() -> int:
     layers = vgg16_layers()
     stages = partition_replicated(layers, 16, bandwidth=10e9 / 8).stages
-    return sum(stage.replicas for stage in stages if stage.first < len(layers) - 3)
+    return sum(stage.replicas for stage in stages if stage.last <= len(layers) - 3)
 
 
 CONVOLUTIONS = Prediction(
     name="vgg_convolutions",
     chapter="02b",
-    question="VGG-16 on 16 machines at 10 Gbit/s: how many machines should hold convolutions?",
-    key=_machines_before_the_dense_layers,
+    question="VGG-16 on 16 machines at 10 Gbit/s: how many of them should hold convolutions alone, "
+    "and none of the three dense layers?",
+    key=_machines_without_dense_layers,
     tolerance=0.0,
     mistakes=[
-        (16, "then all would average the dense layers' weights, too: that is data parallelism."),
+        (0, "then all average the dense layers' weights: that is data parallelism."),
+        (16, "somebody must hold the dense layers."),
         (13, "one for each convolution is a straight pipeline, as fast as its slowest layer."),
-        (8, "the dense layers take a hundredth of the time: 8 machines would be idle."),
-        (14, "two machines for the dense layers must average the weights that one just keeps."),
+        (8, "half of the machines would hold layers that hardly take any time."),
+        (14, "two machines for the dense layers must average weights that one simply keeps."),
         (1, "the convolutions take nearly all of the time: they are what to share."),
     ],
     because="One machine computes the dense layers easily, and need not average their weights.",

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pedagogy.exercises.attempt import Outcome, arguments_of, attempt, has_no_body
@@ -77,8 +78,6 @@ class Verdict:
     outcome: Outcome
 
 
-_known_verdicts: dict[tuple[Exercise, int], Verdict] = {}
-_references: dict[Exercise, Outcome] = {}
 _hints_given: dict[str, int] = {}
 
 
@@ -128,11 +127,8 @@ def explain(exercise: Exercise, function: Callable) -> str:
     if verdict.kind == "correct":
         where = f" on {exercise.ranks} ranks" if exercise.ranks else ""
         return f"{CORRECT}, in {len(exercise.cases)} of {len(exercise.cases)} cases{where}"
-    for index, (mistake, why) in enumerate(exercise.mistakes):
-        key = (exercise, index)
-        if key not in _known_verdicts:
-            _known_verdicts[key] = judge(exercise, mistake)
-        if _same(verdict, _known_verdicts[key], exercise.tolerance):
+    for mistake, why in exercise.mistakes:
+        if _same(verdict, known_verdict(exercise, mistake), exercise.tolerance):
             return f"not yet. {why} {_sentence(verdict.detail)}"
     return f"not yet. {_sentence(verdict.detail)}"
 
@@ -155,6 +151,10 @@ def judge(exercise: Exercise, function: Callable) -> Verdict:
         if complaint:
             return Verdict("target", f"the numbers are right, but {complaint}", outcome)
     return Verdict("correct", "", outcome)
+
+
+known_verdict = cache(judge)
+_untouched = cache(lambda exercise: _outcome(exercise, lambda *arguments: None))
 
 
 def bytes_sent_at_most(limit: int) -> Callable[[Callable, Outcome], str | None]:
@@ -201,13 +201,12 @@ def _outcome(exercise: Exercise, function: Callable) -> Outcome:
     return attempt(function, exercise.cases, exercise.ranks, exercise.observe)
 
 
+@cache
 def _reference_outcome(exercise: Exercise) -> Outcome:
-    if exercise not in _references:
-        outcome = _outcome(exercise, exercise.reference)
-        if outcome.kind != "value":
-            raise RuntimeError(f"the reference itself failed here: {outcome.detail}")
-        _references[exercise] = outcome
-    return _references[exercise]
+    outcome = _outcome(exercise, exercise.reference)
+    if outcome.kind != "value":
+        raise RuntimeError(f"the reference itself failed here: {outcome.detail}")
+    return outcome
 
 
 def _is_blank(exercise: Exercise, outcome: Outcome) -> bool:
@@ -217,7 +216,7 @@ def _is_blank(exercise: Exercise, outcome: Outcome) -> bool:
         return False
     if exercise.observe is None:
         return all(result is None for results in outcome.value for result in results)
-    untouched = _outcome(exercise, lambda *arguments: None)
+    untouched = _untouched(exercise)
     return untouched.kind == "value" and _first_difference(exercise, outcome, untouched) is None
 
 

@@ -207,3 +207,14 @@ class Trial(NamedTuple):
         chosen = [history[updates] for updates in self.taken]
         losses = losses_of(chosen, digit_stages(self.num_stages), *batch, cross_entropy)
         return dict(zip(self.taken, losses, strict=True))
+
+
+def curves_of(
+    runs: Sequence[Mapping[int, float]], at: Sequence[int], clock: Sequence[float] | None = None
+) -> tuple[list[float], list[list[float]]]:
+    """The losses of each run after the updates `at`: (x, [y of each run]).
+
+    x are the updates or, with a clock (`update_times`), when the last of them was done.
+    """
+    x = list(at) if clock is None else [clock[n - 1] if n else 0.0 for n in at]
+    return x, [[run[n] for n in at] for run in runs]

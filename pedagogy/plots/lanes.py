@@ -143,7 +143,7 @@ def draw_empty_lanes(ax: Axes, ranks: Iterable[int], end: float) -> None:
 
 def draw_compute(ax: Axes, groups: Mapping[str, list], low: float, high: float, tag: str) -> None:
     """Draw compute, updates and waits between two heights of their lanes."""
-    chunks = max(map(chunks_of, groups.values()), default=1)
+    chunks = max(chunks_of(groups.get(look, ())) for look in PALETTES)
     for look in [look for look in PALETTES if look in groups]:
         events, palette = groups[look], PALETTES[look]
         places = [(microbatch_of(e) or 0) % len(palette) for e in events]
@@ -193,7 +193,7 @@ def draw_communication(ax: Axes, groups: Mapping[str, list]) -> None:
 
 def write_names(ax: Axes, groups: Mapping[str, list], pixels_per_unit: float, floor: float) -> None:
     """Write micro-batch numbers and names into the blocks that are wide enough for them."""
-    chunks = max(map(chunks_of, groups.values()), default=1)
+    chunks = max(chunks_of(groups.get(look, ())) for look in PALETTES)
     for look in (*PALETTES, "other"):
         ink = style.PAPER if look == "backward" else style.INK
         weight = "bold" if look == "backward" else "normal"

@@ -25,6 +25,8 @@ Curve = Sequence[tuple[float, Any]]
 
 def total(value: Any) -> float:
     """Return the number of bytes (or whatever is counted) behind one value of a curve."""
+    if isinstance(value, (int, float)):  # by far the quicker test
+        return float(value)
     return float(sum(value.values())) if isinstance(value, Mapping) else float(value)
 
 

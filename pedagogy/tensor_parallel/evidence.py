@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pedagogy.measure import memory_meter
+from pedagogy.measure import MemoryMeter, memory_meter
 from pedagogy.ranks import Event, Group, Pace
 from pedagogy.tensor_parallel.blocks import ParallelBlock
 from pedagogy.tensor_parallel.gpt import ParallelGPT
@@ -131,9 +131,22 @@ def kept_bytes(group: Group, block: type[ParallelBlock], size: Size, dropout: fl
     with memory_meter(layer) as meter:
         x = torch.ones(_shape(group, block, size), requires_grad=True)
         y = layer(x)
-        kept = meter.now_by_kind["activations"] - y.nbytes
+        kept = settled(group, meter) - y.nbytes
         y.sum().backward()
     return kept
+
+
+def settled(group: Group, meter: MemoryMeter, readings: int = 5) -> int:
+    """Live activations, the least of several readings with a barrier before each.
+
+    A thread of gloo may hold the tensor of a finished collective a little longer; what backward
+    needs is live in every reading.
+    """
+    found = []
+    for _ in range(readings):
+        group.barrier()
+        found.append(meter.now_by_kind["activations"])
+    return min(found)
 
 
 def _layer(

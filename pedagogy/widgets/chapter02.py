@@ -37,7 +37,7 @@ from pedagogy.widgets.pipeline_plans import (
     simulated,
 )
 
-REFERENCES = ("naive", "GPipe", "1F1B", "ZB-H1", "ZB-H2")
+REFERENCES = ("naive", "GPipe", "1F1B", "Zero bubble H1", "Zero bubble H2")
 FORWARD_FIRST = "\n".join(["F0 F1 F2 F3 B0 B1 B2 B3"] * 3)
 TIME = "time (1 = forward of an eighth of the batch on one rank)"
 HEIGHT, OWN_HEIGHT = 6.0, 5.2
@@ -60,7 +60,7 @@ def render_pipeline(
     """
     setting = Setting(schedule, ranks, microbatches, chunks, backward, fixed_time, message_time)
     simulation, found = simulated(setting), bubbles(setting) if bubble else []
-    chosen = found[min(bubble, len(found)) - 1] if found else None
+    chosen = found[:bubble][-1] if found else None
     sentences = [_summary(setting, simulation)]
     if chosen:
         sentences.append(
@@ -88,20 +88,20 @@ def render_pipeline(
 
 def _memory_label(setting: Setting) -> str:
     if setting.schedule == RECOMPUTING:
-        return f"{IN_FLIGHT}: only the stage's input is kept of each, until its recomputation"
+        return "inputs kept (all activations: of one micro-batch alone, from its R to its B)"
     return CHUNKS_IN_FLIGHT if setting.chunks_held > 1 else IN_FLIGHT
 
 
 def _summary(setting: Setting, simulation: Simulation) -> str:
     peaks = ", ".join(map(str, simulation.peak_in_flight))
     what = "micro-batch chunks" if setting.chunks_held > 1 else "micro-batches"
-    work = sum(simulation.busy) / setting.ranks
-    m = setting.microbatches
+    kept = f"{what} in flight" if setting.schedule != RECOMPUTING else "inputs kept"
+    work, m = sum(simulation.busy) / setting.ranks, setting.microbatches
     return (
         f"{m} micro-batch{'es' * (m > 1)} of 1/{m} of the batch: makespan "
         f"{simulation.makespan:.4g} for {work:.4g} of work on each rank; "
         f"bubble_fraction {simulation.bubble_fraction:.3f} of the total, bubble_ratio "
-        f"{simulation.bubble_ratio:.3f} to the work; at most {peaks} {what} in flight, by rank."
+        f"{simulation.bubble_ratio:.3f} to the work; at most {peaks} {kept}, by rank."
     )
 
 
@@ -138,8 +138,8 @@ def pipeline_explorer() -> CoupledExplorer:
             ),
             Try(
                 "cut too finely",
-                "with t0 = 0.25 the bubble is smaller than at m = 8, 0.086 of the total, but the "
-                "step is longer: 52.5 instead of 41.25",
+                "each piece has a fixed time of 0.25: read bubble_fraction and makespan, then move "
+                "microbatches to 8 and read again, for both change",
                 {**small, "schedule": "GPipe", "microbatches": 32, "fixed_time": 0.25},
             ),
         ),

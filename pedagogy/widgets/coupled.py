@@ -2,7 +2,8 @@
 
 A schedule that needs a multiple of p micro-batches must not answer a slider with an error. So the
 bounds of a control are a function of the other values, and a value outside moves to the nearest
-that is allowed, before the picture is drawn.
+that is allowed, before the picture is drawn. Where a reader would wonder, the sentence under the
+picture says so, once: "microbatches went from 6 to 8: ...".
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from matplotlib.figure import Figure
+
+from pedagogy.plots import style
 from pedagogy.widgets.explorer import Explorer
 
 
@@ -20,6 +24,7 @@ class Bounds(NamedTuple):
     high: int
     step: int = 1
     disabled: bool = False
+    why: str = ""  # a value that moved is told with this reason
 
     def nearest(self, value: int) -> int:
         """Return the allowed value nearest to `value`."""
@@ -42,6 +47,7 @@ class CoupledExplorer(Explorer):
         **more: Any,
     ) -> None:
         self._bounds = bounds
+        self._moved: dict[str, str] = {}
         super().__init__(render, **more)
 
     def set(self, **values: Any) -> CoupledExplorer:
@@ -60,10 +66,18 @@ class CoupledExplorer(Explorer):
             self._apply(name, bounds(**self.values))
         super()._limit_steps()
 
+    def _picture(self) -> Figure:
+        figure, moved = super()._picture(), self._moved.values()
+        self._moved = {}
+        return style.finding(figure, " ".join([figure.get_label(), *moved])) if moved else figure
+
     def _apply(self, name: str, bounds: Bounds, value: int | None = None) -> None:
-        low, high, step, disabled = bounds
+        low, high, step, disabled, why = bounds
         widget = self.controls[name]
-        value = bounds.nearest(widget.value if value is None else value)
+        asked = widget.value if value is None else value
+        value = bounds.nearest(asked)
+        if why and value != asked:
+            self._moved[name] = f"{widget.description} went from {asked} to {value}: {why}."
         if (widget.min, widget.max, widget.step) != (low, high, step):
             widget.min = min(widget.min, low)
             widget.max, widget.step = high, step

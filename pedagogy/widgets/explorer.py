@@ -155,7 +155,7 @@ class Explorer:
         try:
             with no_collection():
                 self._limit_steps()
-                self.figure, self.error = self.render(**self.values), None
+                self.figure, self.error = self._picture(), None
                 self.view.value = picture_html(self.figure)
             self._fix_height()
         except Exception as error:
@@ -200,6 +200,9 @@ class Explorer:
 
     def _more_rows(self) -> list[ipywidgets.Widget]:
         return []
+
+    def _picture(self) -> Figure:
+        return self.render(**self.values)
 
     def _fix_height(self) -> None:
         """Give the view the size of the first picture, for good."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from pedagogy import pipeline
 from pedagogy.pipeline import Schedule, Simulation, Wait
-from pedagogy.plots.pipeline import schedule_panel
+from pedagogy.plots.pipeline import default_facts, schedule_panel
 from pedagogy.plots.timeline import Panel
 from pedagogy.widgets.coupled import Bounds
 
@@ -30,8 +30,8 @@ SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
     RECOMPUTING: lambda p, m, v: pipeline.gpipe_recomputing(p, m),
     "1F1B": lambda p, m, v: pipeline.one_f_one_b(p, m),
     INTERLEAVED: pipeline.interleaved,
-    "ZB-H1": lambda p, m, v: pipeline.zero_bubble_h1(p, m),
-    "ZB-H2": lambda p, m, v: pipeline.zero_bubble_h2(p, m),
+    "Zero bubble H1": lambda p, m, v: pipeline.zero_bubble_h1(p, m),
+    "Zero bubble H2": lambda p, m, v: pipeline.zero_bubble_h2(p, m),
     "PipeDream (no flush)": lambda p, m, v: pipeline.pipedream(p, m),
 }
 BATCH = 8.0  # forward of the whole batch on one rank
@@ -80,7 +80,11 @@ def panel(setting: Setting) -> Panel:
     """Return the setting as a panel of the house figure."""
     name = setting.schedule[0].upper() + setting.schedule[1:]
     title = f"{name}, v = {setting.chunks}" if setting.schedule == INTERLEAVED else name
-    return schedule_panel(simulated(setting), title)
+    facts = None
+    if setting.schedule == RECOMPUTING:
+        *facts, _ = default_facts(simulated(setting))
+        facts.append(f"peak {max(simulated(setting).peak_in_flight)} inputs kept")
+    return schedule_panel(simulated(setting), title, facts)
 
 
 @lru_cache(maxsize=64)
@@ -113,8 +117,11 @@ def num_bubbles(setting: Setting) -> int:
 
 def microbatch_bounds(bubble: int, step: int, **values: Any) -> Bounds:
     """Return what m may be: a multiple of p where the schedule is interleaved."""
-    every = values["ranks"] if values["schedule"] == INTERLEAVED else 1
-    return Bounds(every, MAX_MICROBATCHES // every * every, every)
+    if values["schedule"] != INTERLEAVED:
+        return Bounds(1, MAX_MICROBATCHES)
+    p = values["ranks"]
+    why = f"the interleaved schedule takes multiples of p = {p} alone"
+    return Bounds(p, MAX_MICROBATCHES // p * p, p, why=why)
 
 
 def chunk_bounds(bubble: int, step: int, **values: Any) -> Bounds:

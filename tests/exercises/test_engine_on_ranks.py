@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from pedagogy.exercises import attempt, check, engine
 from pedagogy.exercises.engine import messages_only
 from pedagogy.exercises.registry import register
-from tests.exercises.toys import AVERAGE, said, toy_average
+from tests.exercises.toys import AVERAGE, MEAN, said, toy_average, toy_mean
 
 
 def test_no_rank_starts_for_a_stub_without_a_body(monkeypatch, capsys):
@@ -15,7 +17,7 @@ def test_no_rank_starts_for_a_stub_without_a_body(monkeypatch, capsys):
         raise AssertionError("ranks were started")
 
     monkeypatch.setattr("pedagogy.ranks.launch", starts)
-    monkeypatch.setattr(engine, "_references", {})
+    engine._reference_outcome.cache_clear()
     assert said(lambda group, x: None, capsys, "toy_average").startswith("not attempted yet")
 
 
@@ -121,3 +123,22 @@ def test_on_ranks_a_missed_target_is_told_and_explained(capsys):
         "not yet. Each value crosses the wire twice: once is enough. "
         "The numbers are right, but a rank sends"
     )
+
+
+def test_reference_mistakes_and_untouched_arguments_are_observed_once_for_all_attempts():
+    observed = []
+
+    def observe(function, x):
+        observed.append(function)
+        return {"mean": function(x)}
+
+    exercise = replace(MEAN, observe=observe, mistakes=[(torch.sum, "This is the sum.")])
+    for _ in range(2):
+        assert engine.explain(exercise, torch.amax).startswith("not yet.")
+        assert engine.explain(exercise, toy_mean).startswith(engine.CORRECT)
+    cases = len(exercise.cases)
+    # the reference on its own, and as two attempts; each attempt at something else
+    assert observed.count(toy_mean) == 3 * cases
+    assert observed.count(torch.amax) == 2 * cases
+    assert observed.count(torch.sum) == cases
+    assert len(observed) == 7 * cases  # and once the function that does nothing

@@ -15,7 +15,6 @@ from pedagogy.pipeline import (
     TwoVersionStage,
     UnstashedStage,
     VerticalSyncStage,
-    partition_replicated,
     pipedream,
     pipedream_2bw,
     pipedream_replicated,
@@ -25,14 +24,12 @@ from pedagogy.pipeline import (
     simulate,
 )
 from pedagogy.pipeline.asynchronous_alone import (
-    Trial,
     digit_minibatches,
     digit_stages,
     flushed,
     losses_of,
     replicated_by_recursion,
     run_alone,
-    update_times,
 )
 from pedagogy.pipeline.asynchronous_evidence import (
     Recorder,
@@ -45,9 +42,7 @@ from pedagogy.pipeline.asynchronous_evidence import (
     versions_met,
     whole,
 )
-from pedagogy.pipeline.vgg16 import vgg16_layers
 from pedagogy.ranks import Event, launch
-from pedagogy.workloads import digits
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -205,12 +200,6 @@ def test_replicated_stages_follow_the_recursion_in_which_each_stage_counts_its_o
     assert not same_history(expected[0], sums[0][:: replicas[0]])
 
 
-def test_updates_happen_when_the_last_stage_to_update_has_done_it():
-    assert update_times(flushed(4, 3, 4)) == [21, 42, 63]  # (4 + 3) (1 + 2), three times
-    assert update_times(pipedream(4, 3)) == [12, 15, 18]
-    assert update_times(pipedream(2, 2), forward=2, backward=2) == [8, 12]
-
-
 def test_losses_are_those_of_each_version():
     x, target = (tensors[0] for tensors in digit_minibatches(1, 9))
     history = plain_sgd(digit_minibatches(2, 9))
@@ -221,30 +210,7 @@ def test_losses_are_those_of_each_version():
     assert found[1] < found[0]
 
 
-def test_a_trial_with_fresh_gradients_is_plain_sgd_and_starts_alike_under_every_rule():
-    trial = Trial(taken=(0, 3, 4), batch=8, num_stages=3)
-    model, losses = nn.Sequential(*digit_stages(3, seed=1)), []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step, (x, target) in enumerate(zip(*digit_minibatches(4, 8, seed=1), strict=True)):
-        optimizer.zero_grad()
-        losses.append(cross_entropy(model(x), target))
-        losses[step].backward()
-        optimizer.step()
-    fresh = trial.run(lambda k, stage: k, 0.1, seed=1)
-    late = trial.run(lambda k, stage: max(k - 1, 0), 0.1, seed=1)
-    unstashed = trial.run_stages(UnstashedStage, 0.1, seed=1)
-    assert list(fresh) == list(unstashed) == [0, 3, 4]
-    assert fresh[0] == late[0] == unstashed[0]
-    assert len({fresh[4], late[4], unstashed[4]}) == 3
-    images, labels, _, _ = digits()
-    final = cross_entropy(model(images.flatten(1).double()), labels).item()
-    assert fresh[4] == pytest.approx(final, rel=1e-12)
-
-
-def test_vgg16_has_its_published_weights_and_pipedreams_released_configurations():
-    layers = vgg16_layers()
-    assert sum(layer.weight_bytes for layer in layers) / 4 == 138_357_544 - 13_416  # less biases
-    assert len(layers) == 13 + 5 + 3
-    for machines, released in ((4, [3, 1]), (8, [7, 1]), (16, [15, 1])):
-        plan = partition_replicated(layers, machines, bandwidth=1.25e9)
-        assert [stage.replicas for stage in plan.stages] == released
+def test_a_stage_refuses_another_rules_schedule_inside_a_recorder_and_alone():
+    stages = [Recorder(TwoVersionStage(stage, momentum, 3)) for stage in digit_stages(3)]
+    with pytest.raises(ValueError, match=r"needs \[2, 5\]"):
+        run_alone(pipedream(3, 6), stages, *digit_minibatches(6, 4), cross_entropy)

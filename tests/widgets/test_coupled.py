@@ -62,6 +62,22 @@ def test_a_control_with_nothing_to_choose_is_disabled(explorer):
     assert not explorer.controls["count"].disabled
 
 
+def test_a_value_that_moved_is_told_once_and_with_the_reason():
+    def multiples(ranks, **_):
+        return Bounds(ranks, 12 // ranks * ranks, ranks, why="only multiples")
+
+    made = CoupledExplorer(
+        render, bounds={"count": multiples}, ranks=(1, 6, 2), count=(1, 12, 4), step=(0, 9, 0)
+    )
+    assert made.readout == "2 4 0."
+    made.controls["ranks"].value = 5
+    assert made.readout == "5 5 0. count went from 4 to 5: only multiples."
+    made.controls["step"].value = 1
+    assert made.readout == "5 5 1."
+    assert made.set(count=12).readout == "5 10 1. count went from 12 to 10: only multiples."
+    made.close()
+
+
 def test_steps_end_where_the_other_values_say(explorer):
     explorer.set(ranks=2, count=12, step=24)
     explorer.set(count=2)
