@@ -35,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from pedagogy.ranks import Group
 
@@ -50,6 +51,7 @@ class _Pair(torch.autograd.Function):
         return forward_move(x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return ctx.backward_move(gradient), None, None
 
@@ -61,6 +63,7 @@ class _AllToAll(torch.autograd.Function):
         return tuple(group.all_to_all(list(xs)))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return None, *ctx.group.all_to_all(list(gradients))
 

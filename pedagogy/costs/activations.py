@@ -70,6 +70,8 @@ def check_divides(ranks: int, **sizes: int) -> None:
     if ranks < 1:
         raise ValueError(f"{ranks} ranks: must be 1 or more")
     for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}: must be 1 or more")
         if size % ranks:
             near = size // ranks * ranks
             allowed = [n for n in (near, near + ranks) if n > 0]
@@ -102,6 +104,7 @@ def activation_terms_per_layer(
         raise ValueError(f"unknown recompute {recompute!r}: choose one of {choices}")
     t = tensor_parallel
     check_divides(t, heads=heads, hidden=hidden)
+    check_divides(1, sequence=sequence, batch=batch)
     if sequence_parallel:
         check_divides(t, sequence=sequence)
     hidden_states, scores = sequence * batch * hidden, heads * sequence**2 * batch
@@ -161,6 +164,7 @@ def first_stage_extra_bytes(
     inputs of the last norm and of the output, 2 s b h each, and fp32 logits, 4 s b V, all over t.
     **Source** Korthikanti et al. 2022, section 4.3.
     """
+    check_divides(1, num_stages=num_stages, tensor_parallel=tensor_parallel)
     tokens = sequence * batch / tensor_parallel
     extra = tokens * hidden * num_stages
     return extra + 4 * tokens * (hidden + vocabulary) if num_stages == 1 else extra
@@ -239,6 +243,7 @@ def gpt_parameters_per_rank(
     Cut: 12 h^2 + 7 h a layer and V h (V rounded up to a multiple of t), over t. Whole on every
     rank: norms, 4 h a layer and 2 h at the end; biases behind a sum, 2 h a layer; positions, s h.
     """
+    check_divides(tensor_parallel, hidden=hidden)
     t, rows = tensor_parallel, -(-vocabulary // tensor_parallel)
     return {
         "layers_cut": layers * (12 * hidden**2 + 7 * hidden) // t,

@@ -110,6 +110,8 @@ class ParallelAttention(nn.Module):
     def heads_of(self, x: Tensor) -> Tensor:
         """What this rank's heads read: (batch, sequence, hidden / N), from the whole sequence."""
         sequence = x.size(1)
+        if sequence > len(self.future):
+            raise ValueError(f"{sequence} positions: this attention has {len(self.future)}")
         q, k, v = (self._split(f.local(x)) for f in (self.query, self.key, self.value))
         scores = q / math.sqrt(q.size(-1)) @ k.transpose(-2, -1)  # (batch, heads / N, s, s)
         scores = scores.masked_fill(self.future[:sequence, :sequence], -math.inf)
@@ -137,6 +139,7 @@ class ParallelBlock(nn.Module):
         self.feed_forward_norm = replicated_norm(group, whole.feed_forward_norm)
         self.feed_forward = ParallelMLP.from_feed_forward(group, whole.feed_forward)
         self.dropout = StreamDropout(whole.dropout.p, streams.shared)  # the same on all ranks
+        self.train(whole.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Two residual sums."""
@@ -146,6 +149,10 @@ class ParallelBlock(nn.Module):
 
 def replicated_norm(group: Group, norm: nn.LayerNorm) -> nn.LayerNorm:
     """A LayerNorm with rank 0's weight and bias on every rank."""
-    copy = nn.LayerNorm(norm.normalized_shape, norm.eps)
-    copy.weight, copy.bias = copy_of(group, norm.weight), copy_of(group, norm.bias)
+    if not isinstance(norm, nn.LayerNorm):
+        raise ValueError(f"a {type(norm).__name__}: only LayerNorm is replicated here")
+    copy = nn.LayerNorm(norm.normalized_shape, norm.eps, norm.elementwise_affine)
+    for name in ("weight", "bias"):
+        value = getattr(norm, name)
+        setattr(copy, name, None if value is None else copy_of(group, value))
     return copy

@@ -11,6 +11,7 @@ backward, and `coefficients` reads from such weights how many s b h, a s^2 b and
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -137,14 +138,15 @@ def kept_bytes(group: Group, block: type[ParallelBlock], size: Size, dropout: fl
 
 
 def settled(group: Group, meter: MemoryMeter, readings: int = 5) -> int:
-    """Live activations, the least of several readings with a barrier before each.
+    """Live activations, the least of several readings, each after a barrier and a pause.
 
-    A thread of gloo may hold the tensor of a finished collective a little longer; what backward
-    needs is live in every reading.
+    A thread of gloo may hold the tensor of a finished collective until it gets a core again; what
+    backward needs is live in every reading.
     """
     found = []
     for _ in range(readings):
         group.barrier()
+        time.sleep(0.005)
         found.append(meter.now_by_kind["activations"])
     return min(found)
 

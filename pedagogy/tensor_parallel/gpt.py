@@ -77,6 +77,7 @@ class ParallelGPT(nn.Module):
         self.tied = whole.head.weight is whole.token.weight
         if not self.tied:
             self.head = VocabParallelEmbedding.from_embedding(group, _as_embedding(whole.head))
+        self.train(whole.training)
 
     def forward(self, ids: Tensor) -> Tensor:
         """This rank's logits for the token that follows each position."""
@@ -111,8 +112,9 @@ class ParallelGPT(nn.Module):
         return self.dropout(part + mine)
 
     def finish_backward(self) -> None:
-        """Every gradient is complete. To be called once, after backward.
+        """Every gradient is complete. To be called once a step, after the last backward.
 
+        A second call would sum the first one's gradients again.
         **Bytes** with sequence parallelism, an all_reduce of norms, biases and positions.
         """
         if self.cuts_sequence:
@@ -145,7 +147,10 @@ class ParallelGPT(nn.Module):
             whole.norm.load_state_dict(self.norm.state_dict())
         for block, target in zip(self.blocks, whole.blocks, strict=True):
             self._put_together(block, target)
-        return whole
+        trained = self.token.weight.requires_grad, self.position.requires_grad
+        whole.token.weight.requires_grad_(trained[0])
+        whole.position.weight.requires_grad_(trained[1])
+        return whole.train(self.training)
 
     def _rows(self, embedding: VocabParallelEmbedding) -> Tensor:
         return torch.cat(self.group.all_gather(embedding.weight.detach()))[: embedding.vocabulary]
@@ -162,10 +167,11 @@ class ParallelGPT(nn.Module):
 
 def gradient_parts(group: Group, module: nn.Module) -> list[Part]:
     """The gradients of a cut module: those cut over `group`, and those that are whole."""
-    cut, whole = [], []
-    for layer in module.modules():
+    cut, whole, seen = [], [], set()
+    for layer in sorted(module.modules(), key=lambda layer: not isinstance(layer, CUT)):
         for name, parameter in layer.named_parameters(recurse=False):
-            if parameter.grad is not None:
+            if parameter.grad is not None and id(parameter) not in seen:
+                seen.add(id(parameter))  # tied weights count once, as what a cut layer says
                 (cut if _is_cut(layer, name) else whole).append(parameter.grad)
     return [Part((group,), cut), Part((), whole)]
 
@@ -177,6 +183,9 @@ def clip_grad_norm(group: Group, module: nn.Module, max_norm: float) -> Tensor:
     **Raises** ValueError unless `max_norm` is positive.
     """
     return clip_by_global_norm(gradient_parts(group, module), max_norm)
+
+
+CUT = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding)
 
 
 def _is_cut(layer: nn.Module, name: str) -> bool:

@@ -150,6 +150,11 @@ class RowParallelLinear(nn.Module):
 
     def partial(self, x: Tensor) -> Tensor:
         """This rank's part of the sum, before g and without the bias."""
+        if x.size(-1) != self.weight.size(-1):
+            raise ValueError(
+                f"an input of {x.size(-1)} features: this rank multiplies {self.weight.size(-1)}; "
+                "input_is_parallel=False takes the whole input"
+            )
         return functional.linear(x, self.weight)
 
 

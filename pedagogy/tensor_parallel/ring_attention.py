@@ -38,9 +38,11 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from pedagogy.ranks import Group
 from pedagogy.ranks.handle import Handle
+from pedagogy.ranks.wire import DTYPES
 from pedagogy.tensor_parallel.linear import share
 
 
@@ -59,6 +61,8 @@ def ring_attention(group: Group, q: Tensor, k: Tensor, v: Tensor, causal: bool =
             f"q, k, v have shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}; all must "
             "be (batch, heads, sequence / N, head_dim)"
         )
+    if not q.numel():
+        raise ValueError(f"q has shape {tuple(q.shape)}: a rank needs at least one position")
     return _RingAttention.apply(q, k, v, group, causal)
 
 
@@ -72,36 +76,42 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, group: Group, causal: bool) -> Tensor:
         _check_ranks_agree(group, q, causal)
-        highest = q.new_full(q.shape[:-1], -math.inf)
-        total, output = torch.zeros_like(highest), torch.zeros_like(q)
+        wide = _wide(q)
+        highest = wide.new_full(q.shape[:-1], -math.inf)
+        total, output = torch.zeros_like(highest), torch.zeros_like(wide)
         for source, (k_block, v_block) in _around(group, k, v):
             if causal and source > group.rank:
                 continue  # later keys
             with group.span("F", f"F{source}"):
-                scores = _scores(q, k_block, causal and source == group.rank)
+                scores = _scores(wide, _wide(k_block), causal and source == group.rank)
                 new = torch.maximum(highest, scores.amax(-1))
                 weights = scores.sub_(new.unsqueeze(-1)).exp_()
                 old = (highest - new).exp()
                 total = total * old + weights.sum(-1)
-                output = output * old.unsqueeze(-1) + weights @ v_block
+                output = output * old.unsqueeze(-1) + weights @ _wide(v_block)
                 highest = new
                 del scores, weights  # or they would live on beside the next block's
-        output = output / total.unsqueeze(-1)
+        output = (output / total.unsqueeze(-1)).to(q.dtype)
         ctx.save_for_backward(q, k, v, output, highest + total.log())
         ctx.group, ctx.causal = group, causal
         return output
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient: Tensor):
         q, k, v, output, log_total = ctx.saved_tensors
+        dtype, q, gradient, output = q.dtype, _wide(q), _wide(gradient), _wide(output)
         group, causal = ctx.group, ctx.causal
         scale = 1 / math.sqrt(q.size(-1))
         shift = (gradient * output).sum(-1, keepdim=True)  # of softmax's backward
         q_gradient = torch.zeros_like(q)
-        travelling = torch.zeros_like(torch.stack([k, v]))  # gradients of the block that is here
+        travelling = torch.zeros_like(
+            _wide(torch.stack([k, v]))
+        )  # gradients of the block that is here
         for source, (k_block, v_block) in _around(group, k, v):
             if not (causal and source > group.rank):
                 with group.span("B", f"B{source}"):
+                    k_block, v_block = _wide(k_block), _wide(v_block)
                     scores = _scores(q, k_block, causal and source == group.rank)
                     p = scores.sub_(log_total.unsqueeze(-1)).exp_()
                     of_p = gradient @ v_block.transpose(-2, -1)
@@ -113,7 +123,12 @@ class _RingAttention(torch.autograd.Function):
             if group.size > 1:
                 travelling, under_way = _pass_on(group, travelling)
                 _wait(under_way)
-        return q_gradient, *travelling, None, None
+        return q_gradient.to(dtype), *travelling.to(dtype), None, None
+
+
+def _wide(x: Tensor) -> Tensor:
+    """16-bit numbers as float32: sums over blocks would lose digits that one softmax keeps."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _scores(q: Tensor, k: Tensor, diagonal: bool) -> Tensor:
@@ -154,10 +169,10 @@ def _wait(handles: Iterable[Handle]) -> None:
 
 def _check_ranks_agree(group: Group, q: Tensor, causal: bool) -> None:
     """A rank that sends other blocks than its neighbour awaits would be waited for for ever."""
-    mine = torch.tensor([*q.shape, 8 * q.element_size(), causal], device=q.device)
+    mine = torch.tensor([*q.shape, DTYPES.index(q.dtype), causal], device=q.device)
     rows = [tuple(row.tolist()) for row in group.all_gather(mine)]
     if len(set(rows)) > 1:
         raise ValueError(
-            "the ranks differ in what they hold; (batch, heads, sequence / N, head_dim, bits, "
+            "the ranks differ in what they hold; (batch, heads, sequence / N, head_dim, dtype, "
             f"causal) by rank: {', '.join(map(str, rows))}"
         )

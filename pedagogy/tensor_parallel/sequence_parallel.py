@@ -58,7 +58,7 @@ class SequenceParallelBlock(ParallelBlock):
     **Shapes** `(batch, sequence / N, hidden)` -> the same, other positions on each rank.
     **Bytes** 2 all_gathers and 2 reduce_scatters of (batch, sequence, hidden) forward, as many
     backward. **Memory** the two gathered inputs stay whole.
-    Call `sum_replicated_gradients` after backward.
+    Call `sum_replicated_gradients` once a step, after the last backward.
     """
 
     def __init__(self, group: Group, whole: Block, streams: RandomStreams | None = None) -> None:
@@ -66,6 +66,7 @@ class SequenceParallelBlock(ParallelBlock):
         super().__init__(group, whole, streams)
         self.group = group
         self.dropout = StreamDropout(whole.dropout.p, streams.own)  # each rank has other positions
+        self.train(whole.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """Two residual sums, on this rank's positions."""
@@ -73,17 +74,21 @@ class SequenceParallelBlock(ParallelBlock):
         return x + self.dropout(self._feed_forward(self.feed_forward_norm(x)))
 
     def _attend(self, x: Tensor) -> Tensor:
-        whole = gather(self.group, x, SEQUENCE)  # g
+        whole = gather(self.group, x, SEQUENCE)  # takes f's place
         with self._saving(whole, x):
             part = self.attention.project.partial(self.attention.heads_of(whole))
-        return reduce_scatter(self.group, part, SEQUENCE) + self.attention.project.bias  # g bar
+        return self._add_up(part, self.attention.project.bias)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         expand, project = self.feed_forward.expand, self.feed_forward.project
         whole = gather(self.group, x, SEQUENCE)
         with self._saving(whole, x):
             part = project.partial(functional.gelu(expand.local(whole)))
-        return reduce_scatter(self.group, part, SEQUENCE) + project.bias
+        return self._add_up(part, project.bias)
+
+    def _add_up(self, part: Tensor, bias: Tensor | None) -> Tensor:
+        y = reduce_scatter(self.group, part, SEQUENCE)  # takes g's place
+        return y if bias is None else y + bias
 
     def _saving(self, whole: Tensor, shard: Tensor) -> AbstractContextManager:
         return nullcontext()
@@ -91,13 +96,15 @@ class SequenceParallelBlock(ParallelBlock):
     def replicated_parameters(self) -> list[nn.Parameter]:
         """The parameters that every rank holds whole and uses on its positions alone."""
         norms = [*self.attention_norm.parameters(), *self.feed_forward_norm.parameters()]
-        return [*norms, self.attention.project.bias, self.feed_forward.project.bias]
+        biases = [self.attention.project.bias, self.feed_forward.project.bias]
+        return [*norms, *(bias for bias in biases if bias is not None)]
 
 
 class RegatheringBlock(SequenceParallelBlock):
     """A `SequenceParallelBlock` that keeps only its shard of the gathered inputs.
 
-    **Bytes** 2 more all_gathers backward. **Memory** everything is divided by N.
+    **Bytes** 2 more all_gathers backward. **Memory** everything is divided by N; not under
+    autocast, where autograd keeps 16-bit copies that it makes itself.
     """
 
     def _saving(self, whole: Tensor, shard: Tensor) -> AbstractContextManager:

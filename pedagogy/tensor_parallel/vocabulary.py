@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from pedagogy.collectives import reduce_from
@@ -39,6 +40,8 @@ def padded_vocabulary(vocabulary: int, ranks: int, multiple: int = 1) -> int:
     >>> padded_vocabulary(50257, 2, 128)
     50432
     """
+    if min(vocabulary, ranks, multiple) < 1:
+        raise ValueError(f"{vocabulary} tokens, {ranks} ranks, multiple {multiple}: all at least 1")
     unit = multiple * ranks
     return -(-vocabulary // unit) * unit
 
@@ -68,6 +71,13 @@ class VocabParallelEmbedding(nn.Module):
         return layer
 
     def _cut(self, group: Group, embedding: nn.Embedding, multiple: int) -> None:
+        special = ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse")
+        values = {name: getattr(embedding, name) for name in special}
+        wrong = [name for name, value in values.items() if value is not None and value is not False]
+        if wrong:
+            raise ValueError(
+                f"an embedding with {', '.join(wrong)} cannot be cut: it would be lost"
+            )
         self.group, self.vocabulary = group, embedding.num_embeddings
         padded = padded_vocabulary(self.vocabulary, group.size, multiple)
         rows = padded // group.size
@@ -116,16 +126,24 @@ def vocab_parallel_cross_entropy(
 
     `vocabulary` counts the real tokens, where the last rows are padding.
     **Shapes** logits `(..., V / N)`, labels `(...)`, int64 -> `()`. NaN, as torch's, where every
-    label is ignored. **Bytes** 3 all_reduces of one number per position. Backward: none.
+    label is ignored. **Bytes** 3 all_reduces of one number per position, two more in the first;
+    backward none.
     **Raises** ValueError for shapes that do not fit, or a label outside the vocabulary.
     Source: Shoeybi et al. 2019 (Megatron-LM), section 3.
     """
+    if logits_shard.dtype in (torch.float16, torch.bfloat16):
+        logits_shard = logits_shard.float()  # as torch's own under autocast
     if logits_shard.shape[:-1] != labels.shape:
         raise ValueError(
             f"logits of shape {tuple(logits_shard.shape)} need labels of shape "
             f"{tuple(logits_shard.shape[:-1])}, got {tuple(labels.shape)}"
         )
-    size = vocabulary or logits_shard.size(-1) * group.size
+    rows = logits_shard.size(-1) * group.size
+    size = rows if vocabulary is None else vocabulary
+    if not 1 <= size <= rows:
+        raise ValueError(
+            f"a vocabulary of {size} in {rows} rows, {group.size} equal shards of them"
+        )
     valid = labels != ignore_index
     wrong = valid & ((labels < 0) | (labels >= size))
     if bool(wrong.any()):
@@ -139,7 +157,15 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits: Tensor, labels: Tensor, valid: Tensor, group: Group) -> Tensor:
         rows = logits.size(-1)
-        highest = group.all_reduce(logits.detach().amax(-1), "max")
+        # two numbers more tell whether all ranks hold equally many rows
+        highest = torch.cat([logits.amax(-1).flatten(), logits.new_tensor([rows, -rows])])
+        highest = group.all_reduce(highest, "max")
+        if highest[-2] != -highest[-1]:
+            raise ValueError(
+                f"the ranks hold {-int(highest[-1])} to {int(highest[-2])} rows of the vocabulary; "
+                "the shards must be equal: see padded_vocabulary"
+            )
+        highest = highest[:-2].view(labels.shape)
         shifted = logits - highest.unsqueeze(-1)
         exponentials = shifted.exp()
         sums = group.all_reduce(exponentials.sum(-1))
@@ -154,6 +180,7 @@ class _CrossEntropy(torch.autograd.Function):
         return losses.sum() / count
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient: Tensor):
         probabilities, place, here, valid, count = ctx.saved_tensors
         ones = torch.zeros_like(probabilities)
