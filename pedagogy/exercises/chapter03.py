@@ -1,8 +1,8 @@
 """Chapter 03: a feed-forward layer cut over ranks, with f and g made by hand.
 
-The loss of a vocabulary that is cut stands in `chapter03_loss`, attention in pieces in
-`chapter03_softmax` and `chapter03_ring`, bytes in `chapter03_bytes`, the predictions in
-`chapter03_predictions`.
+Its mistakes stand in `chapter03_wrong_layers`, the loss of a vocabulary that is cut in
+`chapter03_loss`, attention in pieces in `chapter03_softmax` and `chapter03_ring`, bytes in
+`chapter03_bytes`, the predictions in `chapter03_predictions` and `chapter03_cuts`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pedagogy.exercises.attempt import Outcome
+from pedagogy.exercises.chapter03_wrong_layers import MISTAKES
 from pedagogy.exercises.engine import Exercise
 from pedagogy.exercises.registry import register
 from pedagogy.ranks import Group
@@ -52,71 +53,6 @@ def parallel_mlp(
 
     z = functional.gelu(functional.linear(F.apply(x), w_in, b_in))
     return G.apply(functional.linear(z, w_out)) + b_out  # the bias once, behind the sum
-
-
-# --- mistakes: the same layer with one part exchanged ---------------------------------------------
-
-
-class _Pair(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, there: Callable, back: Callable):
-        ctx.back = back
-        return there(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return ctx.back(gradient), None, None
-
-
-def _same(x: Tensor) -> Tensor:
-    return x.view_as(x)
-
-
-def _copies(group: Group, x: Tensor) -> Tensor:
-    return _Pair.apply(x, _same, group.all_reduce)
-
-
-def _sums(group: Group, x: Tensor) -> Tensor:
-    return _Pair.apply(x, group.all_reduce, _same)
-
-
-def _layer(group, x, w_in, b_in, w_out, b_out, f=_copies, g=_sums):
-    z = functional.gelu(functional.linear(f(group, x), w_in, b_in))
-    return g(group, functional.linear(z, w_out)) + b_out
-
-
-def _no_f(group, *tensors):
-    return _layer(group, *tensors, f=lambda group, x: x)
-
-
-def _no_g(group, *tensors):
-    return _layer(group, *tensors, g=lambda group, x: x)
-
-
-def _g_without_history(group, *tensors):
-    return _layer(group, *tensors, g=lambda group, x: group.all_reduce(x))
-
-
-def _g_sums_twice(group, *tensors):
-    return _layer(group, *tensors, g=lambda group, x: _Pair.apply(x, *[group.all_reduce] * 2))
-
-
-def _f_sums_twice(group, *tensors):
-    return _layer(group, *tensors, f=lambda group, x: _Pair.apply(x, *[group.all_reduce] * 2))
-
-
-def _bias_on_every_rank(group, x, w_in, b_in, w_out, b_out):
-    z = functional.gelu(functional.linear(_copies(group, x), w_in, b_in))
-    return _sums(group, functional.linear(z, w_out, b_out))
-
-
-def _bias_divided(group, x, w_in, b_in, w_out, b_out):
-    return _bias_on_every_rank(group, x, w_in, b_in, w_out, b_out / group.size)
-
-
-def _bias_on_rank_0(group, x, w_in, b_in, w_out, b_out):
-    own = b_out if group.rank == 0 else b_out * 0
-    return _bias_on_every_rank(group, x, w_in, b_in, w_out, own)
 
 
 # --- the cases ------------------------------------------------------------------------------------
@@ -189,47 +125,7 @@ MLP = Exercise(
     observe=_output_and_gradients,
     ranks=RANKS,
     targets=[_one_all_reduce_each_way],
-    mistakes=[
-        (
-            _no_f,
-            "The output is right, and the gradient of x is this rank's part of a sum: each rank "
-            "used x for its own columns. Send x through f, whose backward is an all_reduce.",
-        ),
-        (
-            _no_g,
-            "Each rank has its part of every dot product, and nobody adds the parts up: that is g.",
-        ),
-        (
-            _g_without_history,
-            "group.all_reduce returns a tensor that knows nothing of its argument, so backward "
-            "stops there. Put it into the forward of an autograd Function.",
-        ),
-        (
-            _g_sums_twice,
-            "g's backward sums too. Behind g every rank computes the same, so each already has the "
-            "whole gradient of y, and their sum is group.size times too large.",
-        ),
-        (
-            _f_sums_twice,
-            "f sums x in the forward. All ranks hold the same x: f hands it on as it is, and sums "
-            "its gradient alone.",
-        ),
-        (
-            _bias_on_every_rank,
-            "b_out is added on every rank before the sum, so it is in y group.size times. Add it "
-            "once, behind g.",
-        ),
-        (
-            _bias_divided,
-            "b_out / group.size before the sum gives the right y and a gradient of b_out that is "
-            "divided as well. Add b_out whole, behind g.",
-        ),
-        (
-            _bias_on_rank_0,
-            "Only rank 0 adds b_out, so the others' copies get no gradient and will drift apart "
-            "from it. Add it on every rank, behind g.",
-        ),
-    ],
+    mistakes=MISTAKES,
     hints=[
         "Columns of A: functional.linear(x, w_in, b_in) is this rank's slice, and GELU goes "
         "element by element. Rows of B: functional.linear(z, w_out) is a part of a sum.",

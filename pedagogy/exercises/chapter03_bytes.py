@@ -27,6 +27,7 @@ def sequence_parallel_bytes(tokens: int, hidden: int, ranks: int) -> dict[str, i
 
 
 def _sent(tokens, hidden, ranks, all_reduces=4, gathers=4, scatters=4, again=2, of_all=1):
+    """Bytes of so many collectives; each all_gather counts `of_all` times."""
     half = (ranks - 1) * 2 * tokens * hidden // ranks
     return {
         "tensor": all_reduces * 2 * half,
@@ -58,6 +59,22 @@ def _not_gathered_again(tokens, hidden, ranks):
 
 def _gathers_once_more_in_one_half(tokens, hidden, ranks):
     return _sent(tokens, hidden, ranks, again=1)
+
+
+def _everything_again(tokens, hidden, ranks):
+    return _sent(tokens, hidden, ranks, again=4)
+
+
+def _times(factor, found):
+    return {kind: factor * sent for kind, sent in found.items()}
+
+
+def _in_32_bit(tokens, hidden, ranks):
+    return _times(2, _sent(tokens, hidden, ranks))
+
+
+def _whole_tensor_in_each_step(tokens, hidden, ranks):
+    return _times(ranks, _sent(tokens, hidden, ranks))
 
 
 def _whole_tensors(tokens, hidden, ranks):
@@ -99,6 +116,16 @@ BYTES = Exercise(
         (
             _gathers_once_more_in_one_half,
             "Attention and feed-forward both gather their input again: 2 more, not 1.",
+        ),
+        (
+            _everything_again,
+            'Of "shard": the inputs of both halves are gathered again, and no reduce_scatter is '
+            "repeated: 6 all_gathers and 4 reduce_scatters, 10 and not 12.",
+        ),
+        (_in_32_bit, "A number in 16 bit has 2 bytes, not 4."),
+        (
+            _whole_tensor_in_each_step,
+            "A ring takes N-1 steps, and in each of them a rank sends 1/N of the tensor, not all.",
         ),
         (
             _whole_tensors,

@@ -39,6 +39,8 @@ SCORES = Prediction(
     mistakes=[
         (268.4, "that would be an eighth: its queries against all keys at once."),
         (2147.5, "that is the whole matrix: a rank has an eighth of the queries."),
+        (32, "those are MiB, of 2**20 bytes; an MB has 10**6."),
+        (67.1, "that is with 4 bytes for a number; 16 bit are 2."),
         (134.2, "a sixteenth: both the queries and the keys of a block are an eighth."),
     ],
     because="4,096 queries against 4,096 keys: 1/64 of the matrix at a time.",

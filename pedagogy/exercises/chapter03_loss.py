@@ -50,10 +50,35 @@ def _own_maximum(group, logits_shard, labels):
     return (total.log() + highest - of_label).mean()
 
 
-def _loss(group, logits_shard, of_label):
+def _losses(group, logits_shard, of_label):
     highest = group.all_reduce(logits_shard.amax(-1), "max")
     total = group.all_reduce((logits_shard - highest[:, None]).exp().sum(-1))
+    return total.log() + highest - of_label
+
+
+def _loss(group, logits_shard, of_label):
+    return _losses(group, logits_shard, of_label).mean()
+
+
+def _each_position(group, logits_shard, labels):
+    return _losses(group, logits_shard, group.all_reduce(_of_label(group, logits_shard, labels)))
+
+
+def _sum_over_positions(group, logits_shard, labels):
+    return _each_position(group, logits_shard, labels).sum()
+
+
+def _one_maximum(group, logits_shard, labels):
+    highest = group.all_reduce(logits_shard.amax(), "max")
+    total = group.all_reduce((logits_shard - highest).exp().sum(-1))
+    of_label = group.all_reduce(_of_label(group, logits_shard, labels))
     return (total.log() + highest - of_label).mean()
+
+
+def _maximum_left_out(group, logits_shard, labels):
+    highest = group.all_reduce(logits_shard.amax(-1), "max")
+    total = group.all_reduce((logits_shard - highest[:, None]).exp().sum(-1))
+    return (total.log() - group.all_reduce(_of_label(group, logits_shard, labels))).mean()
 
 
 def _summed_maxima(group, logits_shard, labels):
@@ -65,6 +90,12 @@ def _summed_maxima(group, logits_shard, labels):
 
 def _modulo(group, logits_shard, labels):
     places = (labels % logits_shard.size(-1))[:, None]
+    return _loss(group, logits_shard, group.all_reduce(logits_shard.gather(-1, places)[:, 0]))
+
+
+def _not_zeroed(group, logits_shard, labels):
+    rows = logits_shard.size(-1)
+    places = (labels - group.rank * rows).clamp(0, rows - 1)[:, None]
     return _loss(group, logits_shard, group.all_reduce(logits_shard.gather(-1, places)[:, 0]))
 
 
@@ -81,6 +112,11 @@ def _softmax_of_a_shard(group, logits_shard, labels):
     return (total - group.all_reduce(_of_label(group, logits_shard, labels))).mean()
 
 
+def _logarithms_summed(group, logits_shard, labels):
+    total = group.all_reduce(logits_shard.logsumexp(-1))
+    return (total - group.all_reduce(_of_label(group, logits_shard, labels))).mean()
+
+
 def _all_logits(group, logits_shard, labels):
     logits = torch.cat(group.all_gather(logits_shard), -1)
     return torch.nn.functional.cross_entropy(logits, labels)
@@ -89,19 +125,25 @@ def _all_logits(group, logits_shard, labels):
 # --- the cases ------------------------------------------------------------------------------------
 
 RANKS, VOCABULARY = 2, 16
-POSITIONS = (5, 4)
+LOGITS = ((5, 1.0, 0.0), (4, 100.0, 0.0), (3, 1.0, 200.0))  # positions, scale, peak
+# three numbers a position, and two a case to see that the ranks' shards fit
+ENOUGH = sum(4 * 3 * n * 2 * (RANKS - 1) // RANKS for n, _, _ in LOGITS)
 
 
-def whole_logits(positions: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Logits of all tokens, and labels of which each rank has some; the same at each call."""
+def whole_logits(positions: int, scale: float, peak: float) -> tuple[Tensor, Tensor]:
+    """Logits of all tokens, and labels of which each rank has some; the same at each call.
+
+    `peak` is added to one logit of the last position.
+    """
     draw = torch.Generator().manual_seed(positions)
     logits = scale * torch.randn(positions, VOCABULARY, generator=draw)
+    logits[-1, 0] += peak
     return logits, torch.arange(positions) * 7 % VOCABULARY
 
 
-def _case(positions: int, scale: float) -> Callable[[int], tuple]:
+def _case(positions: int, scale: float, peak: float) -> Callable[[int], tuple]:
     def arguments(rank: int) -> tuple:
-        logits, labels = whole_logits(positions, scale)
+        logits, labels = whole_logits(positions, scale, peak)
         return logits.chunk(RANKS, -1)[rank].clone(), labels
 
     return arguments
@@ -112,10 +154,14 @@ LOSS = Exercise(
     title="A loss without the logits of the others",
     chapter="03",
     reference=vocab_cross_entropy,
-    cases=[_case(POSITIONS[0], 1.0), _case(POSITIONS[1], 100.0)],
-    labels=["5 positions", "4 positions with logits in the hundreds"],
+    cases=[_case(*one) for one in LOGITS],
+    labels=[
+        "5 positions",
+        "4 positions with logits in the hundreds",
+        "3 positions, and one logit of 200 in one of them",
+    ],
     ranks=RANKS,
-    targets=[bytes_sent_at_most(sum(3 * 4 * n * 2 * (RANKS - 1) // RANKS for n in POSITIONS))],
+    targets=[bytes_sent_at_most(ENOUGH)],
     mistakes=[
         (
             _no_maximum,
@@ -128,6 +174,16 @@ LOSS = Exercise(
             "scaled differently. Subtract the maximum over all ranks: all_reduce(..., 'max').",
         ),
         (
+            _one_maximum,
+            "One maximum for all positions: a position far below it has only zeros; take "
+            "`amax(-1)`.",
+        ),
+        (
+            _maximum_left_out,
+            "The maximum is subtracted before the exponentials and not added back behind the "
+            "logarithm.",
+        ),
+        (
             _summed_maxima,
             "The maxima are added up; all_reduce(..., 'max') takes the largest. A wrong one still "
             "cancels, until the exponentials run out of range.",
@@ -136,6 +192,11 @@ LOSS = Exercise(
             _modulo,
             "Every rank adds the logit at label % rows, though only one of them has the label. "
             "Shift the label by rank * rows, and add 0 where it lies outside.",
+        ),
+        (
+            _not_zeroed,
+            "A label that lies on another rank is looked up at the clamped place, and what stands "
+            "there is added: multiply it by 0.",
         ),
         (
             _label_of_this_rank_alone,
@@ -151,6 +212,13 @@ LOSS = Exercise(
             "The sum of exponentials is over this rank's tokens alone: it wants those of the "
             "others too.",
         ),
+        (
+            _logarithms_summed,
+            "The ranks' logarithms are added up, which multiplies their sums of exponentials: add "
+            "the sums, and take the logarithm then.",
+        ),
+        (_each_position, "These are the losses of the positions: their mean is asked for."),
+        (_sum_over_positions, "The positions' losses are added up: their mean is asked for."),
         (
             _all_logits,
             "All logits travel. Three numbers for each position are enough.",

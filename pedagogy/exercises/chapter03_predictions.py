@@ -84,6 +84,17 @@ SAVING = Prediction(
             lambda: _cut_along_sequence() / activation_bytes_per_layer(**GPT3, tensor_parallel=8),
             "that is the share that stays.",
         ),
+        (
+            lambda: (
+                activation_bytes_per_layer(**GPT3, tensor_parallel=8) / 1e9
+                - _cut_along_sequence() / 1e9
+            ),
+            "those are the GB that go; what share of the 0.579 GB is that?",
+        ),
+        (
+            lambda: _cut_along_sequence() / 1e9,
+            "those are the GB that stay; what share of the 0.579 GB goes?",
+        ),
         (0.875 * 10 / 114, "that is the share of what one rank alone would keep, 114 s b h."),
     ],
     because="10 (1 - 1/8) of 23 s b h, for the same bytes on the wire.",
@@ -106,6 +117,11 @@ NORMS = Prediction(
         (133_120, "norms are not cut: every rank normalises whole positions."),
         (262_144, "the last norm, before the output, is missing."),
         (131_072, "a layer has two norms, and there is one more at the end."),
+        (
+            524_288,
+            "that counts everything twice, for two ranks or for a bias, and leaves the last norm "
+            "out; each rank holds 65 weights of 4096 numbers.",
+        ),
         (532_480, "an RMSNorm has a weight and no bias; this would be LayerNorm."),
     ],
     because="(2 * 32 + 1) * 4096, the same on both ranks: 0.004 % of 7 billion.",
@@ -150,6 +166,8 @@ CLIPPED = Prediction(
         (34**0.5, "that counts the whole gradient on both ranks; it is one gradient."),
         (17**0.5, "that is what one rank sees: the other's slice is missing."),
         (25, "that is its square."),
+        (11, "that adds a norm, 3, to a squared norm, 8: add squares, and take the root."),
+        (3 + 2 * 8**0.5, "those are the three norms added up; their squares do add up."),
         (4, "the slices alone: the whole gradient counts too, once."),
         (7, "norms do not add up; their squares do."),
     ],

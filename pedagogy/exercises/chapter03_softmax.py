@@ -54,6 +54,23 @@ def _upside_down(m1, l1, o1, m2, l2, o2):
     return new, l1 * old + l2 * added, o1 * old[:, None] + o2 * added[:, None]
 
 
+def _to_the_maximum_zero(m1, l1, o1, m2, l2, o2):
+    old, added = m1.exp(), m2.exp()
+    output = o1 * old[:, None] + o2 * added[:, None]
+    return torch.maximum(m1, m2), l1 * old + l2 * added, output
+
+
+def _one_maximum(m1, l1, o1, m2, l2, o2):
+    m = torch.cat([m1, m2]).max()
+    old, added = (m1 - m).exp(), (m2 - m).exp()
+    return m, l1 * old + l2 * added, o1 * old[:, None] + o2 * added[:, None]
+
+
+def _one_maximum_for_each(m1, *others):
+    m, total, output = _one_maximum(m1, *others)
+    return torch.full_like(m1, m), total, output
+
+
 def _normalised(m1, l1, o1, m2, l2, o2):
     new, total, output = online_softmax_merge(m1, l1, o1, m2, l2, o2)
     return new, total, output / total[:, None]
@@ -96,6 +113,11 @@ def _nothing_yet() -> tuple[Tensor, ...]:
     return (*empty, *_blocks(4, 1, 0.0)[:3])
 
 
+_FOR_EACH = (
+    "One maximum stands for all queries: each has its own, torch.maximum(m1, m2) element by "
+    "element."
+)
+
 MERGE = Exercise(
     name="online_softmax_merge",
     title="A softmax in two pieces",
@@ -133,6 +155,13 @@ MERGE = Exercise(
             "The factor is upside down: exp(score - m) becomes exp(score - new) by a factor of "
             "exp(m - new), which is at most 1.",
         ),
+        (
+            _to_the_maximum_zero,
+            "exp(m1) brings a sum to a maximum of 0, where large scores run out of range. Bring it "
+            "to the new one: the factor is exp(m1 - m).",
+        ),
+        (_one_maximum, _FOR_EACH),
+        (_one_maximum_for_each, _FOR_EACH),
         (
             _normalised,
             "o is divided by l already. The next block could not be added to it: divide once, when "

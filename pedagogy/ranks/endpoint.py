@@ -174,7 +174,7 @@ class Endpoint:
         counterpart = ("recv" if sends else "send", self._key, path)
         return (Need(other, counterpart, self._log.counts[key]),)
 
-    def _agree(self, kind: str, tensors: list[torch.Tensor], *details: object) -> None:
+    def agree(self, kind: str, tensors: list[torch.Tensor], *details: object) -> None:
         """Every rank is about to do the same thing to tensors of the same shapes and dtypes.
 
         **Raises** ValueError, on all ranks, with what each of them was about to do.

@@ -56,7 +56,7 @@ class Group(Messages):
         each rank. **Raises** ValueError where the ranks disagree on shape, dtype or `op`.
         """
         self._check_op(op, x)
-        self._agree("all_reduce", [x], op)
+        self.agree("all_reduce", [x], op)
         wire = self._wire.copy(x)
         return self._wire.arrived(self._all_reduce(wire, op, "all_reduce"))
 
@@ -66,7 +66,7 @@ class Group(Messages):
         **Shapes** the same on all ranks. **Bytes** (N-1) times `x`, sent by each rank.
         **Raises** ValueError where the ranks disagree on shape or dtype.
         """
-        self._agree("all_gather", [x])
+        self.agree("all_gather", [x])
         if self.size == 1:
             return [self._wire.arrived(self._wire.copy(x))]
         wire = self._wire.readable(x).contiguous()
@@ -83,7 +83,7 @@ class Group(Messages):
         **Raises** ValueError where the number of tensors is not the group's size, or ranks differ.
         """
         self._check_count("reduce_scatter", xs)
-        self._agree("reduce_scatter", xs)
+        self.agree("reduce_scatter", xs)
         wires = [self._wire.copy(x) for x in xs]
         if self.size == 1:
             return self._wire.arrived(wires[0])
@@ -104,7 +104,7 @@ class Group(Messages):
         self._check_count("all_to_all", xs)
         if len({x.dtype for x in xs}) > 1:
             raise ValueError(f"all_to_all takes one dtype, got {[str(x.dtype) for x in xs]}")
-        self._agree("all_to_all", [], xs[0].dtype)
+        self.agree("all_to_all", [], xs[0].dtype)
         if self.size == 1:
             return [self._wire.arrived(self._wire.copy(xs[0]))]
         headers = torch.stack([make_header(x) for x in xs]).to(self._wire.carrier)
@@ -129,7 +129,7 @@ class Group(Messages):
         **Raises** ValueError where the ranks disagree on shape, dtype or `source`.
         """
         self._check_peer("source", source)
-        self._agree("broadcast", [x], f"from {source}")
+        self.agree("broadcast", [x], f"from {source}")
         return self._wire.arrived(self._broadcast(self._wire.copy(x), source))
 
     def barrier(self) -> None:

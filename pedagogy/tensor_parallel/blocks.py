@@ -88,6 +88,7 @@ class ParallelAttention(nn.Module):
         cls, group: Group, whole: Attention, streams: RandomStreams | None = None
     ) -> ParallelAttention:
         """The slice of an existing one (rank 0's values hold)."""
+        share(whole.heads, group, "heads")  # before anything is sent
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer._cut(group, whole, streams or RandomStreams(group))

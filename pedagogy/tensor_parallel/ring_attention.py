@@ -42,7 +42,6 @@ from torch.autograd.function import once_differentiable
 
 from pedagogy.ranks import Group
 from pedagogy.ranks.handle import Handle
-from pedagogy.ranks.wire import DTYPES
 from pedagogy.tensor_parallel.linear import share
 
 
@@ -75,7 +74,8 @@ def split_sequence(group: Group, x: Tensor, dim: int = 2) -> Tensor:
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, group: Group, causal: bool) -> Tensor:
-        _check_ranks_agree(group, q, causal)
+        # who sends other blocks than its neighbour awaits would be waited for for ever
+        group.agree("ring_attention", [q], f"causal={causal}")
         wide = _wide(q)
         highest = wide.new_full(q.shape[:-1], -math.inf)
         total, output = torch.zeros_like(highest), torch.zeros_like(wide)
@@ -165,14 +165,3 @@ def _pass_on(group: Group, block: Tensor) -> tuple[Tensor, list[Handle]]:
 def _wait(handles: Iterable[Handle]) -> None:
     for handle in handles:
         handle.wait()
-
-
-def _check_ranks_agree(group: Group, q: Tensor, causal: bool) -> None:
-    """A rank that sends other blocks than its neighbour awaits would be waited for for ever."""
-    mine = torch.tensor([*q.shape, DTYPES.index(q.dtype), causal], device=q.device)
-    rows = [tuple(row.tolist()) for row in group.all_gather(mine)]
-    if len(set(rows)) > 1:
-        raise ValueError(
-            "the ranks differ in what they hold; (batch, heads, sequence / N, head_dim, dtype, "
-            f"causal) by rank: {', '.join(map(str, rows))}"
-        )

@@ -13,7 +13,7 @@ from pedagogy.collectives import copy_to, reduce_from
 from pedagogy.exercises import engine, prediction
 from pedagogy.exercises.chapter03 import MLP, NAMES, whole_tensors
 from pedagogy.exercises.chapter03_bytes import BYTES
-from pedagogy.exercises.chapter03_loss import LOSS, POSITIONS, whole_logits
+from pedagogy.exercises.chapter03_loss import LOGITS, LOSS, whole_logits
 from pedagogy.exercises.chapter03_predictions import (
     ACTIVATIONS,
     ALL_REDUCES,
@@ -82,32 +82,31 @@ def test_f_and_g_of_the_package_are_accepted():
 
 
 def test_more_than_one_all_reduce_each_way_is_too_many():
-    text = engine.explain(MLP, _in_two_sums)
-    assert "it takes 2 all_reduces forward and 1 backward; one each way is enough" in text
+    verdict = engine.judge(MLP, _in_two_sums)
+    assert "it takes 2 all_reduces forward and 1 backward; one each way is enough" in verdict.detail
 
 
 def test_any_other_collective_is_named():
-    assert "it uses all_gather; two all_reduces are enough" in engine.explain(
-        MLP, _gathers_the_middle
-    )
+    verdict = engine.judge(MLP, _gathers_the_middle)
+    assert "it uses all_gather; two all_reduces are enough" in verdict.detail
 
 
 def test_C15_a_divided_bias_is_told_by_its_gradient():
     (mistake,) = [one for one, _ in MLP.mistakes if one.__name__ == "_bias_divided"]
-    assert "the gradient of b_out" in engine.explain(MLP, mistake)
+    assert "the gradient of b_out" in engine.known_verdict(MLP, mistake).detail
 
 
 def test_the_loss_on_ranks_is_that_of_all_logits():
     for answers in values_of(LOSS):
-        for answer, positions, scale in zip(answers, POSITIONS, (1.0, 100.0), strict=True):
-            want = functional.cross_entropy(*whole_logits(positions, scale))
+        for answer, case in zip(answers, LOGITS, strict=True):
+            want = functional.cross_entropy(*whole_logits(*case))
             torch.testing.assert_close(answer, want)
 
 
 def test_every_rank_has_some_of_the_labels():
-    for positions in POSITIONS:
-        _, labels = whole_logits(positions, 1.0)
-        assert 0 < int((labels < 8).sum()) < positions
+    for case in LOGITS:
+        _, labels = whole_logits(*case)
+        assert 0 < int((labels < 8).sum()) < len(labels)
 
 
 def test_the_package_s_own_loss_is_accepted():
@@ -194,18 +193,23 @@ def test_the_bytes_of_the_exercise_are_those_of_the_real_layers(ranks):
 def test_K10_norms_are_whole_on_every_rank():
     assert prediction.judge(NORMS, 266_240).startswith("correct")
     assert "one norm a layer" in prediction.judge(NORMS, 65_536)
+    assert "everything twice" in prediction.judge(NORMS, 524_288)
 
 
 def test_K11_eight_ranks_keep_a_fifth_and_not_an_eighth():
     assert prediction.judge(ACTIVATIONS, 0.579).startswith("correct")
     assert "divides everything" in prediction.judge(ACTIVATIONS, 0.359)
     assert prediction.judge(SAVING, "38%").startswith("correct")
+    assert "the GB that go" in prediction.judge(SAVING, 0.22)
+    assert "the GB that stay" in prediction.judge(SAVING, 0.359)
 
 
 def test_C09_the_norm_counts_whole_gradients_once():
     assert prediction.judge(CLIPPED, 5.0).startswith("correct")
     assert "on both ranks" in prediction.judge(CLIPPED, 5.8310)
     assert "one rank sees" in prediction.judge(CLIPPED, 4.1231)
+    assert "three norms added up" in prediction.judge(CLIPPED, 8.66)
+    assert "a norm, 3, to a squared norm, 8" in prediction.judge(CLIPPED, 11)
 
 
 def test_C18_rank_1_has_25041_real_rows():

@@ -43,3 +43,5 @@ def test_a_ring_holds_the_scores_of_one_block_at_a_time():
     assert abs(whole / part / 16 - 1) < 0.1
     assert judge(SCORES, 2 * 32_768**2 / 1e6 / 8**2).startswith("correct")
     assert "at once" in judge(SCORES, 2 * 32_768**2 / 1e6 / 8)
+    assert "MiB" in judge(SCORES, 2 * 4096**2 / 2**20)
+    assert "4 bytes" in judge(SCORES, 67.1)

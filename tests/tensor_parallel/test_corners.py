@@ -84,7 +84,7 @@ def loss_of(group, sizes, labels, vocabulary):
 
 
 def test_unequal_shards_and_impossible_vocabularies_are_refused():
-    with pytest.raises(RankError, match="ranks hold 3 to 4 rows"):
+    with pytest.raises(RankError, match=r"\(3, 4\) float32\n.*\(3, 3\) float32"):
         launch(loss_of, 2, [4, 3], [1, 3, 5], None)
     for vocabulary in (9, 0):
         with pytest.raises(RankError, match=f"a vocabulary of {vocabulary} in 8 rows"):
@@ -145,7 +145,7 @@ def mixed_dtypes(group):
 
 
 def test_ranks_with_other_dtypes_are_told():
-    with pytest.raises(RankError, match="the ranks differ"):
+    with pytest.raises(RankError, match=r"float16\n.*bfloat16"):
         launch(mixed_dtypes, 2)
 
 

@@ -123,8 +123,7 @@ def test_keys_and_values_go_round_once_each_way_and_gradients_come_home(n, causa
         assert [e.nbytes for e in sends] == [pair] * (n - 1)
         assert sum(e.nbytes for e in backward) == (n - 1) * pair + (n * pair if n > 1 else 0)
         others = {e.kind for e in (*forward, *backward)} - {"send", "recv", "F", "B"}
-        assert others <= {"all_gather"}  # the comparison of shapes: 6 numbers of each rank
-        assert sum(e.nbytes for e in forward if e.kind == "all_gather") == (n - 1) * 6 * 8
+        assert not others
         blocks = [(rank - step) % n for step in range(n)]
         computed = [source for source in blocks if not causal or source <= rank]
         assert [e.name for e in forward if e.kind == "F"] == [f"F{s}" for s in computed]
@@ -180,7 +179,7 @@ def refused(group, how):
         k = torch.zeros(2, 3, 5, 5)
     if how == "three dimensions":
         q = k = v = torch.zeros(3, 4, 5)
-    with pytest.raises(ValueError, match=r"ranks differ|shapes") as caught:
+    with pytest.raises(ValueError, match=r"do not agree|shapes") as caught:
         ring_attention(group, q, k, v, causal)
     return str(caught.value)
 
@@ -188,17 +187,21 @@ def refused(group, how):
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("other lengths", "(2, 3, 4, 5, 32, 1), (2, 3, 5, 5, 32, 1), (2, 3, 6, 5, 32, 1)"),
-        ("the largest first", "(2, 3, 6, 5, 32, 1), (2, 3, 5, 5, 32, 1), (2, 3, 4, 5, 32, 1)"),
-        ("other precision", "(2, 3, 4, 5, 32, 1), (2, 3, 4, 5, 64, 1), (2, 3, 4, 5, 32, 1)"),
-        ("one causal", "(2, 3, 4, 5, 32, 1), (2, 3, 4, 5, 32, 0), (2, 3, 4, 5, 32, 0)"),
+        ("other lengths", [4, 5, 6]),
+        ("the largest first", [6, 5, 4]),
+        ("other precision", ["float32", "float64", "float32"]),
+        ("one causal", ["causal=True", "causal=False", "causal=False"]),
         ("keys and queries", "(2, 3, 4, 5), (2, 3, 5, 5), (2, 3, 4, 5)"),
         ("three dimensions", "(3, 4, 5), (3, 4, 5), (3, 4, 5)"),
     ],
 )
 def test_what_does_not_fit_is_refused_on_every_rank_and_nobody_waits(how, says):
     for message in launch(refused, 3, how, timeout=30):
-        assert says in message
+        if isinstance(says, str):
+            assert says in message
+        else:
+            rows = [line for line in message.splitlines() if line.startswith("  rank")]
+            assert all(str(said) in row for said, row in zip(says, rows, strict=True))
 
 
 def split_badly(group):
