@@ -126,7 +126,7 @@ def _all_logits(group, logits_shard, labels):
 
 RANKS, VOCABULARY = 2, 16
 LOGITS = ((5, 1.0, 0.0), (4, 100.0, 0.0), (3, 1.0, 200.0))  # positions, scale, peak
-# three numbers a position, and two a case to see that the ranks' shards fit
+# three numbers a position
 ENOUGH = sum(4 * 3 * n * 2 * (RANKS - 1) // RANKS for n, _, _ in LOGITS)
 
 
