@@ -11,6 +11,7 @@ from pedagogy.costs.memory import gpt_layer_activation_terms
 from pedagogy.measure import memory_meter
 from pedagogy.ranks import launch
 from pedagogy.tensor_parallel import RandomStreams
+from pedagogy.tensor_parallel.evidence import settled
 from pedagogy.workloads import Block
 from tests.tensor_parallel.cutting import BLOCKS
 
@@ -37,7 +38,7 @@ def kept_bytes(group):
                 with memory_meter(layer) as meter:
                     x = torch.ones(batch, mine, hidden, requires_grad=True)
                     y = layer(x)
-                    found[size, kept, p > 0] = meter.now_by_kind["activations"] - y.nbytes
+                    found[size, kept, p > 0] = settled(group, meter) - y.nbytes
                     y.sum().backward()
     return found
 
@@ -75,7 +76,7 @@ def halves(group):
         with memory_meter(layer) as meter:
             x = torch.ones(batch, sequence, hidden, requires_grad=True)
             y = part(x)
-            found.append(meter.now_by_kind["activations"] - y.nbytes)
+            found.append(settled(group, meter) - y.nbytes)
             del x, y
     return found
 
@@ -96,7 +97,7 @@ def memory_of_a_step(group):
     with memory_meter(layer) as meter:
         x = torch.ones(batch, sequence // group.size, hidden, requires_grad=True)
         layer(x).sum().backward()
-        return meter.now_by_kind["activations"] - x.nbytes - x.grad.nbytes
+        return settled(group, meter) - x.nbytes - x.grad.nbytes
 
 
 def test_what_was_gathered_again_is_let_go():
