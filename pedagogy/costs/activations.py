@@ -38,6 +38,8 @@ Source: Korthikanti et al. 2022, sections 4 and 5, table 2. Units: bytes; GB is 
 
 from __future__ import annotations
 
+from pedagogy.costs.multiples import check_divides
+
 _RECOMPUTE = ("none", "selective", "full")
 
 # bytes per element of s b h in a layer, by tensor: what tensor parallelism leaves whole, and cuts
@@ -60,25 +62,6 @@ _SCORES = {  # the same, by element of a s^2 b
     "softmax_dropout_mask": 1,
     "softmax_dropout_output": 2,
 }
-
-
-def check_divides(ranks: int, **sizes: int) -> None:
-    """The ranks divide every size: to be asked before a launch, where no rank stands yet.
-
-    **Raises** ValueError that names the first size that they do not divide, and its neighbours.
-    """
-    if ranks < 1:
-        raise ValueError(f"{ranks} ranks: must be 1 or more")
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} is {size}: must be 1 or more")
-        if size % ranks:
-            near = size // ranks * ranks
-            allowed = [n for n in (near, near + ranks) if n > 0]
-            raise ValueError(
-                f"{name} is {size}, which {ranks} ranks do not divide; "
-                f"{' or '.join(map(str, allowed))} would do"
-            )
 
 
 def activation_terms_per_layer(

@@ -38,6 +38,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pedagogy.costs.multiples import nearest_multiples
+
 SCHEDULES = (
     "naive",
     "gpipe",
@@ -229,10 +231,9 @@ def _check_schedule(schedule: str, p: int, m: int, v: int) -> None:
 
 def _check_rounds(p: int, m: int) -> None:
     if m % p:
-        nearest = [n for n in (m // p * p, m // p * p + p) if n > 0]
         raise ValueError(
             f"{m} micro-batches on {p} ranks: the interleaved schedule needs a multiple of {p}, "
-            f"for example {' or '.join(map(str, nearest))}"
+            f"for example {nearest_multiples(m, p)}"
         )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pedagogy.measure.budget import BudgetExceeded, DeviceBudget
+    from pedagogy.measure.closeness import all_close
     from pedagogy.measure.counter import count_flops
     from pedagogy.measure.meter import KINDS, MemoryMeter, memory_meter
     from pedagogy.measure.phases import PHASES, phase_seconds
@@ -24,6 +25,7 @@ __all__ = [
     "BudgetExceeded",
     "DeviceBudget",
     "MemoryMeter",
+    "all_close",
     "bytes_written",
     "count_flops",
     "memory_meter",
@@ -35,6 +37,7 @@ __all__ = [
 
 _HOMES = {
     "budget": ("BudgetExceeded", "DeviceBudget"),
+    "closeness": ("all_close",),
     "counter": ("count_flops",),
     "meter": ("KINDS", "MemoryMeter", "memory_meter"),
     "phases": ("PHASES", "phase_seconds"),

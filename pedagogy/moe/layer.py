@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from pedagogy.collectives import all_to_all
+from pedagogy.costs.multiples import nearest_multiples
 from pedagogy.moe.dispatch import combine, dispatch, run_experts
 from pedagogy.moe.routing import Routing
 from pedagogy.ranks import Group
@@ -83,11 +84,9 @@ class ExpertParallelMoE(nn.Module):
         super().__init__()
         num_experts = len(whole.experts)
         if num_experts % group.size:
-            near = num_experts // group.size * group.size
-            allowed = [n for n in (near, near + group.size) if n > 0]
             raise ValueError(
-                f"{num_experts} experts on {group.size} ranks: {' or '.join(map(str, allowed))} "
-                "would be spread evenly"
+                f"{num_experts} experts on {group.size} ranks: "
+                f"{nearest_multiples(num_experts, group.size)} would be spread evenly"
             )
         self.group, self.route = group, whole.route
         each = num_experts // group.size

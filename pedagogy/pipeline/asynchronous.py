@@ -37,6 +37,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from math import lcm
 
+from pedagogy.costs.multiples import nearest_multiples
 from pedagogy.pipeline.schedule import Action, Schedule, check_counts
 from pedagogy.pipeline.schedules import in_turn, one_f_one_b
 
@@ -46,7 +47,7 @@ def pipedream(num_stages: int, num_microbatches: int) -> Schedule:
 
     Source: Harlap et al. 2018.
     """
-    return _with_updates(one_f_one_b(num_stages, num_microbatches), every=1)
+    return with_updates(one_f_one_b(num_stages, num_microbatches), every=1)
 
 
 def pipedream_2bw(num_stages: int, num_batches: int, microbatches_per_batch: int) -> Schedule:
@@ -64,10 +65,11 @@ def pipedream_2bw(num_stages: int, num_batches: int, microbatches_per_batch: int
             f"weight versions a batch needs at least {num_stages}, one for each stage"
         )
     flushed_once = one_f_one_b(num_stages, num_batches * microbatches_per_batch)
-    return _with_updates(flushed_once, every=microbatches_per_batch)
+    return with_updates(flushed_once, every=microbatches_per_batch)
 
 
-def _with_updates(schedule: Schedule, every: int) -> Schedule:
+def with_updates(schedule: Schedule, every: int) -> Schedule:
+    """The schedule with a U after each backward whose number ends a batch of `every`."""
     updated: Schedule = []
     for actions in schedule:
         updated.append([])
@@ -99,11 +101,9 @@ def pipedream_replicated(replicas: Sequence[int], num_microbatches: int) -> Sche
     check_counts(num_microbatches=num_microbatches)
     each = lcm(*replicas)
     if num_microbatches % each:
-        below = num_microbatches // each * each
-        nearest = [n for n in (below, below + each) if n > 0]
         raise ValueError(
             f"{num_microbatches} minibatches over {list(replicas)} replicas: each round of updates "
-            f"needs one from each replica; {' or '.join(map(str, nearest))} would do"
+            f"needs one from each replica; {nearest_multiples(num_microbatches, each)} would do"
         )
     behind = list(accumulate(reversed(replicas)))[::-1]  # ranks of this stage and all behind it
     schedule = []
@@ -114,4 +114,4 @@ def pipedream_replicated(replicas: Sequence[int], num_microbatches: int) -> Sche
             forwards = [Action("F", stage, k) for k in mine]
             backwards = [Action("B", stage, k) for k in mine]
             schedule.append(in_turn(forwards, backwards, min(in_flight - 1, len(mine))))
-    return _with_updates(schedule, every=1)
+    return with_updates(schedule, every=1)

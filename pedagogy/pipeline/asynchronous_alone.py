@@ -32,11 +32,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from pedagogy.pipeline.asynchronous import pipedream
+from pedagogy.pipeline.asynchronous import pipedream, with_updates
 from pedagogy.pipeline.asynchronous_evidence import History, Recorder, copies, named, whole
+from pedagogy.pipeline.evidence import repeated
 from pedagogy.pipeline.executor import Loss, _as_it_is, _loss_weights, _weighted
 from pedagogy.pipeline.recursion import VersionOf, train_by_recursion
-from pedagogy.pipeline.schedule import Action, Layout, Schedule
+from pedagogy.pipeline.schedule import Layout, Schedule
 from pedagogy.pipeline.schedules import one_f_one_b
 from pedagogy.pipeline.simulate import simulate
 from pedagogy.pipeline.stage import Stage
@@ -73,12 +74,7 @@ def flushed(num_stages: int, num_batches: int, microbatches_per_batch: int) -> S
     No rank starts a batch before its own update: the flush needs no barrier.
     """
     m = microbatches_per_batch
-    schedule: Schedule = [[] for _ in range(num_stages)]
-    for batch in range(num_batches):
-        for stage, actions in enumerate(one_f_one_b(num_stages, m)):
-            schedule[stage] += [Action(kind, s, batch * m + k) for kind, s, k in actions]
-            schedule[stage].append(Action("U", stage, batch * m + m - 1))
-    return schedule
+    return with_updates(repeated(one_f_one_b(num_stages, m), num_batches), every=m)
 
 
 def run_alone(

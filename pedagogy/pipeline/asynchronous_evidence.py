@@ -30,6 +30,7 @@ from pedagogy.pipeline.executor import Loss
 from pedagogy.pipeline.schedule import Action, Layout, Schedule
 from pedagogy.pipeline.simulate import Simulation
 from pedagogy.pipeline.stage import Finish, Stage
+from pedagogy.pipeline.versions_table import newest_versions
 from pedagogy.pipeline.weight_versions import StashingStage
 from pedagogy.ranks import Event
 
@@ -39,14 +40,8 @@ History = list[Weights]  # after 0, 1, 2, ... updates
 
 def versions_met(schedule: Schedule) -> dict[tuple[int, int], int]:
     """By (stage, minibatch): how many updates stand before its F in the list of its rank."""
-    met = {}
-    for actions in schedule:
-        updates = 0
-        for kind, stage, k in actions:
-            updates += kind == "U"
-            if kind == "F":
-                met[stage, k] = updates
-    return met
+    newest = newest_versions(schedule)
+    return {(stage, k): version for (kind, stage, k), version in newest.items() if kind == "F"}
 
 
 class Record(NamedTuple):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pedagogy.measure import MemoryMeter
+from pedagogy.measure import MemoryMeter, all_close
 from pedagogy.pipeline.partition import partition
 from pedagogy.pipeline.schedule import Action, Layout, Schedule
 from pedagogy.pipeline.stage import Finish, RecomputingStage, Stage
@@ -73,7 +73,7 @@ def equals_one_process(
     ]
     pairs += [(one.gradients, alone.gradients) for one in ranks]
     pairs += [(one.weights, alone.weights) for one in ranks]
-    return all(_close(mine, right, tolerance) for mine, right in pairs)
+    return all(all_close(mine, right, tolerance) for mine, right in pairs)
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -177,12 +177,3 @@ class CountingStage(_Counting, Stage):
 
 class CountingRecomputingStage(_Counting, RecomputingStage):
     """The same for a stage that keeps its input alone until it recomputes."""
-
-
-def _close(mine: dict[str, Tensor], right: dict[str, Tensor], tolerance: float) -> bool:
-    largest = max(tensor.abs().max() for tensor in right.values())
-    return all(
-        mine[name].shape == right[name].shape
-        and bool((mine[name] - right[name]).abs().max() <= tolerance * largest)
-        for name in mine
-    )

@@ -27,6 +27,7 @@ Source: Narayanan et al. 2021 (PTD-P), section 2.2.
 
 from __future__ import annotations
 
+from pedagogy.costs.multiples import nearest_multiples
 from pedagogy.pipeline.schedule import Action, Schedule, check_counts
 from pedagogy.pipeline.schedules import in_turn, one_f_one_b
 
@@ -40,11 +41,10 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Sched
     """
     check_counts(num_ranks=num_ranks, num_microbatches=num_microbatches, num_chunks=num_chunks)
     if num_microbatches % num_ranks:
-        below = num_microbatches // num_ranks * num_ranks
-        nearest = [n for n in (below, below + num_ranks) if n > 0]
         raise ValueError(
             f"{num_microbatches} micro-batches on {num_ranks} ranks: the interleaved schedule "
-            f"needs a multiple of {num_ranks}, for example {' or '.join(map(str, nearest))}"
+            f"needs a multiple of {num_ranks}, for example "
+            f"{nearest_multiples(num_microbatches, num_ranks)}"
         )
     if num_chunks == 1:
         return one_f_one_b(num_ranks, num_microbatches)

@@ -53,7 +53,7 @@ def versions_used(schedule: Schedule, policy: str) -> VersionTable:
         raise ValueError(
             f"stages by rank: {layout.chunks}, ranks by stage: {layout.replicas}; each must be 1"
         )
-    newest = _newest(schedule)
+    newest = newest_versions(schedule)
     choose = POLICIES[policy]
     used, kept = {}, []
     for actions in schedule:
@@ -68,7 +68,7 @@ def versions_used(schedule: Schedule, policy: str) -> VersionTable:
     return VersionTable(used, kept, [max(count for _, count in curve) for curve in kept])
 
 
-def _newest(schedule: Schedule) -> dict[Action, int]:
+def newest_versions(schedule: Schedule) -> dict[Action, int]:
     """The stage's newest version when an action starts: the number of its U's before."""
     newest = {}
     for actions in schedule:

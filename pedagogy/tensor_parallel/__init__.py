@@ -4,7 +4,7 @@ Read in this order: `linear`, `blocks`, `vocabulary`, `random_streams`, `gpt`; t
 `sequence_parallel`, and `ring_attention` for sequences that no rank holds.
 """
 
-from pedagogy.costs.activations import check_divides
+from pedagogy.costs.multiples import check_divides
 from pedagogy.tensor_parallel.blocks import ParallelAttention, ParallelBlock, ParallelMLP
 from pedagogy.tensor_parallel.gpt import ParallelGPT, clip_grad_norm, gradient_parts
 from pedagogy.tensor_parallel.linear import (

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pedagogy.measure import MemoryMeter, memory_meter
+from pedagogy.measure import MemoryMeter, all_close, memory_meter
 from pedagogy.ranks import Event, Group, Pace
 from pedagogy.tensor_parallel.blocks import ParallelBlock
 from pedagogy.tensor_parallel.gpt import ParallelGPT
@@ -84,21 +84,12 @@ def equals_one_process(
     kind (of all gradients, for a gradient).
     """
     ranks = list(ranks)
-    for kind in ("gradients", "weights"):
-        right = getattr(alone, kind)
-        largest = max(tensor.abs().max() for tensor in right.values())
-        for one in ranks:
-            mine = getattr(one, kind)
-            if mine.keys() != right.keys():
-                return False
-            if not all(_near(mine[name], right[name], tolerance * largest) for name in right):
-                return False
-    limit = tolerance * alone.outputs.abs().max()
-    return bool(ranks) and all(_near(one.outputs, alone.outputs, limit) for one in ranks)
-
-
-def _near(mine: Tensor, right: Tensor, limit: Tensor) -> bool:
-    return mine.shape == right.shape and bool((mine - right).abs().max() <= limit)
+    pairs = [({"": one.outputs}, {"": alone.outputs}) for one in ranks]
+    pairs += [(one.gradients, alone.gradients) for one in ranks]
+    pairs += [(one.weights, alone.weights) for one in ranks]
+    return bool(pairs) and all(
+        mine.keys() == right.keys() and all_close(mine, right, tolerance) for mine, right in pairs
+    )
 
 
 class Exchanges(NamedTuple):

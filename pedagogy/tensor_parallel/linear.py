@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pedagogy.collectives import copy_to, gather_from, reduce_from, split_to
-from pedagogy.costs.activations import check_divides
+from pedagogy.costs.multiples import check_divides
 from pedagogy.ranks import Group
 
 
