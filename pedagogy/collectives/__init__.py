@@ -3,6 +3,7 @@
 from pedagogy.collectives.differentiable import (
     all_to_all,
     copy_to,
+    exchange_by,
     gather,
     gather_from,
     reduce_from,
@@ -18,6 +19,7 @@ __all__ = [
     "Transfer",
     "all_to_all",
     "copy_to",
+    "exchange_by",
     "gather",
     "gather_from",
     "halving_doubling_all_reduce",

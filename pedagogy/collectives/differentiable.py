@@ -40,6 +40,7 @@ from torch.autograd.function import once_differentiable
 from pedagogy.ranks import Group
 
 Move = Callable[[torch.Tensor], torch.Tensor]
+Swap = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 class _Pair(torch.autograd.Function):
@@ -56,16 +57,18 @@ class _Pair(torch.autograd.Function):
         return ctx.backward_move(gradient), None, None
 
 
-class _AllToAll(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
+    """`swap` gives rank j the j-th tensor of every rank; gradients go home by the same way."""
+
     @staticmethod
-    def forward(ctx, group: Group, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.group = group
-        return tuple(group.all_to_all(list(xs)))
+    def forward(ctx, swap: Swap, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.swap = swap
+        return tuple(swap(list(xs)))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, *ctx.group.all_to_all(list(gradients))
+        return None, *ctx.swap(list(gradients))
 
 
 def copy_to(group: Group, x: torch.Tensor) -> torch.Tensor:
@@ -111,7 +114,12 @@ def all_to_all(group: Group, xs: list[torch.Tensor]) -> list[torch.Tensor]:
 
     **Shapes** free, rows of zero included. **Raises** ValueError as `Group.all_to_all`.
     """
-    return list(_AllToAll.apply(group, *xs))
+    return exchange_by(group.all_to_all, xs)
+
+
+def exchange_by(swap: Swap, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """`all_to_all` by another way: `swap` must give what `group.all_to_all` would give."""
+    return list(_Exchange.apply(swap, *xs))
 
 
 def _same(x: torch.Tensor) -> torch.Tensor:

@@ -59,6 +59,11 @@ def run_experts(
     """Each expert's output for its slice of `rows`; an expert without tokens runs on none.
 
     Running on zero rows gives its parameters a gradient of zeros, so that no rank misses one.
+    **Raises** ValueError where the router knows more or fewer experts than there are.
     """
+    if len(counts) != len(experts):
+        raise ValueError(
+            f"the router chooses among {len(counts)} experts; there are {len(experts)}"
+        )
     parts = rows.split(list(counts))
     return torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])

@@ -21,10 +21,12 @@ Source: Lepikhin et al. 2020 (GShard), section 2.2 and algorithm 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from pedagogy.moe.routing import Routing, keep_within, places_of
+from pedagogy.moe.routing import Routing, keep_within, places_of, widened
 
 
 def gshard_gate(
@@ -38,8 +40,7 @@ def gshard_gate(
     num_experts = logits.size(-1)
     if num_experts < 2:
         raise ValueError(f"{num_experts} experts; GShard's gate chooses 2")
-    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    probabilities = wide.softmax(-1)
+    probabilities = widened(logits).softmax(-1)
     experts = probabilities.argsort(dim=-1, descending=True, stable=True)[:, :2]
     chosen = probabilities.gather(-1, experts)
     weights = chosen / chosen.sum(-1, keepdim=True)  # [1]
@@ -59,3 +60,22 @@ def gshard_loss(routing: Routing) -> Tensor:
     tokens, num_experts = routing.probabilities.shape
     first = torch.bincount(routing.experts[:, 0], minlength=num_experts) / tokens
     return (first * routing.probabilities.mean(0)).sum() / num_experts
+
+
+def in_groups(route: Callable[[Tensor], Routing], group_tokens: int) -> Callable[[Tensor], Routing]:
+    """`route`, applied to each `group_tokens` tokens by themselves: GShard's local groups.
+
+    A gate counts through its tokens one after the other; groups do so in parallel, each with a part
+    of the buffer of its own: the places of a later group follow those of an earlier one.
+    **Raises** ValueError where the groups do not divide the tokens. Source: section 2.2.
+    """
+
+    def grouped(logits: Tensor) -> Routing:
+        if group_tokens < 1 or len(logits) % group_tokens:
+            raise ValueError(f"{len(logits)} tokens in groups of {group_tokens}: must divide them")
+        routings = [route(part) for part in logits.split(group_tokens)]
+        most = max((int(r.places.max()) + 1 for r in routings if r.places.numel()), default=0)
+        later = [r._replace(places=r.places + i * most) for i, r in enumerate(routings)]
+        return Routing(*(torch.cat(fields) for fields in zip(*later, strict=True)))
+
+    return grouped

@@ -26,9 +26,13 @@ Sources: Shazeer et al. 2017, appendix B; Rajbhandari et al. 2022 (DeepSpeed-MoE
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from pedagogy.collectives import exchange_by
 from pedagogy.moe.routing import Routing, keep_within, places_of
 from pedagogy.moe.shazeer import top_k
 from pedagogy.ranks import Group
@@ -59,14 +63,20 @@ def hierarchical_gate(
     return Routing(experts, weights, places, kept, probabilities.flatten(1))
 
 
-def gate_multiplications(hidden: int, num_experts: int, num_groups: int = 1, k: int = 1) -> int:
-    """Multiplications of a gate for one token: hidden * E, or in two levels over groups.
+def hierarchical_load(primary: Tensor, secondary: Tensor, sent: Tensor) -> Tensor:
+    """The smooth load of each expert of two levels: Load_p(i) Load_i(j) / |X_i|.
 
-    Two levels compute `num_groups` logits, and those of the k groups that were chosen.
+    **Shapes** primary (groups,): expected loads of the groups; secondary (groups, experts of a
+    group): those of each group's experts over its own tokens; sent (groups,): how many tokens each
+    group was sent -> (groups * experts of a group,). A group without tokens has none.
+    **Raises** ValueError for unequal numbers of groups. Source: Shazeer et al. 2017, appendix B.
     """
-    if num_groups == 1:
-        return hidden * num_experts
-    return hidden * (num_groups + k * (num_experts // num_groups))
+    if not (primary.shape == sent.shape == secondary.shape[:1]):
+        raise ValueError(
+            f"{len(primary)} groups' loads, {len(secondary)} groups' experts and "
+            f"{len(sent)} counts: must be the same number"
+        )
+    return (primary[:, None] * secondary / sent.clamp(min=1)[:, None]).flatten()
 
 
 def hierarchical_all_to_all(node: Group, across: Group, xs: list[Tensor]) -> list[Tensor]:
@@ -94,6 +104,14 @@ def hierarchical_all_to_all(node: Group, across: Group, xs: list[Tensor]) -> lis
     heads = [shapes_here[:, n].contiguous() for n in range(across.size)]
     packed, heads = across.all_to_all(between), across.all_to_all(heads)
     return [x for flat, head in zip(packed, heads, strict=True) for x in _unpack(flat, head)]
+
+
+def two_level_exchange(node: Group, across: Group) -> Callable[[list[Tensor]], list[Tensor]]:
+    """`hierarchical_all_to_all` with a gradient, which travels back in two levels too.
+
+    For `ExpertParallelMoE(group, whole, exchange=two_level_exchange(node, across))`.
+    """
+    return partial(exchange_by, partial(hierarchical_all_to_all, node, across))
 
 
 MAX_DIMS = 6

@@ -1,118 +1,103 @@
-"""A mixture-of-experts layer: a gate in front of several feed-forward layers, of which few run.
+"""A mixture-of-experts layer: a router in front of several feed-forward layers, of which few run.
 
-`MoELayer` holds all experts; `ExpertParallelMoE` has them spread over ranks.
+What it replaces
+----------------
+A transformer's feed-forward layer is the same function for every token. Here there are E of them,
+the *experts*, and a router sends each token to k. Parameters grow with E, FLOPs per token with k.
 
-Expert parallelism
-------------------
-Rank i holds the experts i E/N .. (i+1) E/N - 1, and its own tokens. Gate and everything else are
-replicated, as in data parallelism. Two all_to_alls move tokens to where their experts are, and the
-outputs back; how many go where is known only once the gate has chosen, so the counts go first.
+What it is not
+--------------
+An ensemble asks all of its members and averages; each was trained alone. Here only k run, and
+router and experts are trained together, by one loss: the gradient reaches the router through the
+weights that multiply the outputs, for the choice itself has none.
 
-The scale of gradients
-----------------------
-The loss of each rank is the mean over its own tokens; data parallelism averages the gradients of
-replicated parameters over N ranks. An expert lives on one rank and has already received the
-gradients of *all* ranks' tokens: they were summed. Divided by N they are the mean as well.
-`average_gradients` must therefore leave the experts out, and the layer divides theirs itself.
+Experts can be anything that maps (tokens, hidden) to the same shape: a mixture too. Two levels are
+`MoELayer(hidden, groups, route, lambda hidden: MoELayer(hidden, each, route))`; each token asks the
+first router, then only the routers of the groups that it was sent to.
 
-Sources: Lepikhin et al. 2020 (GShard), sections 2 and 3; Fedus et al. 2021 (Switch), section 2.
+Sources: Shazeer et al. 2017, section 2; Lepikhin et al. 2020 (GShard), section 2.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from pedagogy.collectives import all_to_all
-from pedagogy.costs.multiples import nearest_multiples
 from pedagogy.moe.dispatch import combine, dispatch, run_experts
+from pedagogy.moe.router import Route, Router
 from pedagogy.moe.routing import Routing
-from pedagogy.ranks import Group
-from pedagogy.workloads import FeedForward
-
-Route = Callable[[Tensor], Routing]  # logits (tokens, num_experts) -> Routing
+from pedagogy.workloads import GPT, FeedForward
 
 
 class MoELayer(nn.Module):
-    """Tokens go through the experts that `route` chooses from the router's logits.
+    """Tokens go through the experts that the router chooses.
 
-    **Shapes** `(..., hidden)` -> the same. `last` is the routing of the last forward.
-    The router computes in float32 or better.
+    `route` is a pure function of the logits (then a `Router` holds the weights), or a module that
+    maps tokens to a Routing, such as `NoisyTopKGate`. `last` is the routing of the last forward.
+    **Shapes** `(..., hidden)` -> the same. **Raises** ValueError without experts.
     """
 
     def __init__(
         self,
         hidden: int,
         num_experts: int,
-        route: Route,
+        route: Route | nn.Module,
         make_expert: Callable[[int], nn.Module] = FeedForward,
     ) -> None:
         super().__init__()
-        if num_experts < 1:
-            raise ValueError(f"{num_experts} experts; at least 1 is needed")
-        self.router = nn.Linear(hidden, num_experts, bias=False)
-        nn.init.normal_(self.router.weight, std=0.1 / hidden**0.5)  # Switch's small scale
+        is_router = isinstance(route, nn.Module)
+        self.router = route if is_router else Router(hidden, num_experts, route)
         self.experts = nn.ModuleList(make_expert(hidden) for _ in range(num_experts))
-        self.route = route
         self.last: Routing | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """The weighted outputs of each token's experts; zeros for a token that was dropped."""
         tokens = x.flatten(0, -2)  # (tokens, hidden)
-        self.last = self.route(self.logits(tokens))
+        self.last = self.router(tokens)
         sent = dispatch(tokens, self.last)
         outputs = run_experts(sent.rows, sent.counts, self.experts)
         return combine(outputs, sent, len(tokens)).view_as(x)
 
-    def logits(self, tokens: Tensor) -> Tensor:
-        """The router's logits, (tokens, num_experts), in float32 or better."""
-        wide = torch.promote_types(tokens.dtype, torch.float32)
-        return nn.functional.linear(tokens.to(wide), self.router.weight.to(wide))
 
+def mixture(
+    model: GPT, num_experts: int, make_route: Callable[[], Route | nn.Module], every: int = 2
+) -> GPT:
+    """`model`, where a mixture has taken the place of each `every`-th feed-forward layer.
 
-class ExpertParallelMoE(nn.Module):
-    """A `MoELayer` whose experts are spread over the ranks of `group`; tokens travel to them.
-
-    **Shapes** each rank's own tokens `(..., hidden)` -> the same. `route` sees this rank's tokens.
-    **Bytes** each kept choice whose expert is elsewhere travels there and back, forward and
-    backward: 4 times hidden. **Raises** ValueError where the ranks do not divide the experts.
+    In place. `make_route` is called once for each mixture. Experts have the shape of what they
+    replace, and weights of their own, drawn with the same spread.
+    **Raises** ValueError where there are fewer than `every` blocks.
+    Source: Lepikhin et al. 2020, section 2.1: every second layer.
     """
+    if not 1 <= every <= len(model.blocks):
+        raise ValueError(f"every {every}th of {len(model.blocks)} blocks: 1 to {len(model.blocks)}")
+    for block in model.blocks[every - 1 :: every]:
+        make_expert = partial(_like, block.feed_forward)
+        block.feed_forward = MoELayer(
+            model.token.embedding_dim, num_experts, make_route(), make_expert
+        )
+    return model
 
-    def __init__(self, group: Group, whole: MoELayer) -> None:
-        super().__init__()
-        num_experts = len(whole.experts)
-        if num_experts % group.size:
-            raise ValueError(
-                f"{num_experts} experts on {group.size} ranks: "
-                f"{nearest_multiples(num_experts, group.size)} would be spread evenly"
-            )
-        self.group, self.route = group, whole.route
-        each = num_experts // group.size
-        self.experts = whole.experts[group.rank * each : (group.rank + 1) * each]
-        self.router, self.logits = whole.router, whole.logits
-        self.last: Routing | None = None
-        for parameter in self.experts.parameters():
-            parameter.register_hook(lambda gradient: gradient / group.size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The weighted outputs of each token's experts, wherever these are."""
-        tokens = x.flatten(0, -2)
-        self.last = self.route(self.logits(tokens))
-        sent = dispatch(tokens, self.last)
-        outputs = self._travel(sent.rows, sent.counts)
-        return combine(outputs, sent, len(tokens)).view_as(x)
+def _like(dense: nn.Module, hidden: int) -> nn.Module:
+    """A module of the same shape whose matrices are drawn again, with the spread that they had."""
+    fresh = copy.deepcopy(dense)
+    for parameter in fresh.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=parameter.detach().std().item())
+    return fresh
 
-    def _travel(self, rows: Tensor, counts: list[int]) -> Tensor:
-        """Rows, sorted by expert, to the experts' ranks; their outputs back, in the same order."""
-        size, each = self.group.size, len(self.experts)
-        by_rank = torch.tensor(counts, device=rows.device).view(size, each)
-        arriving = torch.stack(self.group.all_to_all(list(by_rank)))  # (source, expert here)
-        parts = all_to_all(self.group, list(rows.split(by_rank.sum(1).tolist())))
-        blocks = [part.split(row.tolist()) for part, row in zip(parts, arriving, strict=True)]
-        by_expert = [torch.cat([blocks[r][e] for r in range(size)]) for e in range(each)]
-        outputs = [expert(block) for expert, block in zip(self.experts, by_expert, strict=True)]
-        back = [out.split(arriving[:, e].tolist()) for e, out in enumerate(outputs)]
-        homeward = [torch.cat([back[e][r] for e in range(each)]) for r in range(size)]
-        return torch.cat(all_to_all(self.group, homeward))
+
+def moe_layers(model: nn.Module) -> Iterator[nn.Module]:
+    """The mixtures of a model, in order: what has experts, and a routing of its last forward."""
+    return (module for module in model.modules() if hasattr(module, "experts"))
+
+
+def balance_loss(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """The mean over the mixtures of `loss(probabilities, experts)` of their last forward."""
+    each = [loss(layer.last.probabilities, layer.last.experts) for layer in moe_layers(model)]
+    return torch.stack(each).mean()

@@ -93,3 +93,8 @@ def places_of(experts: Tensor, num_experts: int) -> Tensor:
 def keep_within(places: Tensor, capacity: int | None) -> Tensor:
     """Which choices find room. Without a capacity, all."""
     return torch.ones_like(places, dtype=torch.bool) if capacity is None else places < capacity
+
+
+def widened(logits: Tensor) -> Tensor:
+    """The logits in float32 or better: near ties in 16 bits would be ties."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

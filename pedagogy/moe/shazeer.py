@@ -25,10 +25,9 @@ Source: Shazeer et al. 2017, section 2.1, section 4 and appendix A.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
-from pedagogy.moe.routing import Routing, keep_within, places_of
+from pedagogy.moe.routing import Routing, keep_within, places_of, widened
 
 
 def noisy_top_k_gate(
@@ -54,7 +53,7 @@ def top_k(logits: Tensor, k: int, capacity: int | None = None) -> Routing:
     num_experts = logits.size(-1)
     if not 1 <= k <= num_experts:
         raise ValueError(f"k is {k}; with {num_experts} experts it can be 1 to {num_experts}")
-    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    wide = widened(logits)
     experts = wide.argsort(dim=-1, descending=True, stable=True)[:, :k]
     weights = wide.gather(-1, experts).softmax(-1)
     places = places_of(experts, num_experts)
@@ -99,28 +98,6 @@ def expected_load(logits: Tensor, noisy_logits: Tensor, noise_std: Tensor, k: in
 def squared_cv(values: Tensor) -> Tensor:
     """(standard deviation / mean)^2 of a vector, the standard deviation over all of it."""
     return values.var(unbiased=False) / values.mean().square().clamp(min=1e-20)
-
-
-class NoisyTopKGate(nn.Module):
-    """W_g and W_noise, both zero at first, so that all experts begin equal but for the noise."""
-
-    def __init__(self, hidden: int, num_experts: int, k: int) -> None:
-        super().__init__()
-        self.k = k
-        self.gate = nn.Linear(hidden, num_experts, bias=False)
-        self.noise = nn.Linear(hidden, num_experts, bias=False)
-        for layer in (self.gate, self.noise):
-            nn.init.zeros_(layer.weight)
-
-    def forward(self, x: Tensor, capacity: int | None = None) -> tuple[Routing, Tensor]:
-        """The routing of (tokens, hidden), and importance + load loss, without coefficients."""
-        logits, std = self.gate(x), functional.softplus(self.noise(x))
-        if not self.training:
-            return top_k(logits, self.k, capacity), logits.new_zeros(())
-        noisy = logits + std * torch.randn_like(logits)
-        routing = top_k(noisy, self.k, capacity)
-        loss = importance_loss(routing.gates) + load_loss(logits, noisy, std, self.k)
-        return routing, loss
 
 
 def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -16,7 +16,8 @@ bfloat16 and ranks may then disagree; and initial weights are small (a scale of 
 The trap: the loss is not linear. The mean of the losses of micro-batches (or ranks) is not the loss
 of the batch: one micro-batch all to expert 0 and one all to expert 1 have a mean of 2, together 1.
 `switch_loss` is that of the tokens it is given; `pooled_switch_loss` averages f and P over a group
-first, so that the number of ranks does not matter.
+first, so that the number of ranks does not matter. Given the f of the whole batch the loss is
+linear in P, and micro-batches add up: `loss_with_shares`.
 
 Source: Fedus et al. 2021 (Switch Transformers), sections 2.1 and 2.2.
 """
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 from pedagogy.collectives import reduce_from
-from pedagogy.moe.routing import Routing, expert_capacity, keep_within, places_of
+from pedagogy.moe.routing import Routing, expert_capacity, keep_within, places_of, widened
 from pedagogy.ranks import Group
 
 
@@ -39,8 +40,7 @@ def switch_gate(logits: Tensor, capacity_factor: float | None) -> Routing:
     Source: Fedus et al. 2021, section 2.1.
     """
     tokens, num_experts = logits.shape
-    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    probabilities = wide.softmax(-1)
+    probabilities = widened(logits).softmax(-1)
     experts = probabilities.argsort(dim=-1, descending=True, stable=True)[:, :1]
     places = places_of(experts, num_experts)
     capacity = None
@@ -54,10 +54,26 @@ def switch_loss(probabilities: Tensor, expert_index: Tensor) -> Tensor:
     """E sum_e f_e P_e, without its coefficient (the paper's is 0.01): 1.0 when balanced.
 
     **Shapes** probabilities (tokens, num_experts), expert_index (tokens,) or (tokens, k) -> ().
-    Source: Fedus et al. 2021, equations 4 to 6.
+    Without tokens it is 0. Source: Fedus et al. 2021, equations 4 to 6.
     """
-    chosen, mean = _shares(probabilities, expert_index)
-    return probabilities.size(-1) * (chosen * mean).sum()
+    if len(probabilities) != len(expert_index):
+        raise ValueError(f"{len(probabilities)} tokens, but {len(expert_index)} choices")
+    return loss_with_shares(probabilities, chosen_shares(expert_index, probabilities.size(-1)))
+
+
+def loss_with_shares(probabilities: Tensor, shares: Tensor) -> Tensor:
+    """`switch_loss` with f given: that of all micro-batches or ranks, known beforehand.
+
+    The mean of this over equal micro-batches is the loss of the batch, and so is its gradient.
+    **Shapes** probabilities (tokens, num_experts), shares (num_experts,) -> ().
+    """
+    return probabilities.size(-1) * (shares * _mean(probabilities)).sum()
+
+
+def chosen_shares(expert_index: Tensor, num_experts: int) -> Tensor:
+    """f: which share of the choices fell on each expert, dropped ones included: (num_experts,)."""
+    counts = torch.bincount(expert_index.flatten(), minlength=num_experts)
+    return counts / max(expert_index.numel(), 1)
 
 
 def pooled_switch_loss(group: Group, probabilities: Tensor, expert_index: Tensor) -> Tensor:
@@ -67,15 +83,10 @@ def pooled_switch_loss(group: Group, probabilities: Tensor, expert_index: Tensor
     averaged over the group, multiply by its size; where they are summed, do not.
     **Bytes** two all_reduces of num_experts numbers.
     """
-    chosen, mean = _shares(probabilities, expert_index)
-    chosen = group.all_reduce(chosen, "mean")
-    mean = reduce_from(group, mean / group.size)
-    return probabilities.size(-1) * (chosen * mean).sum()
+    shares = group.all_reduce(chosen_shares(expert_index, probabilities.size(-1)), "mean")
+    mean = reduce_from(group, _mean(probabilities) / group.size)
+    return probabilities.size(-1) * (shares * mean).sum()
 
 
-def _shares(probabilities: Tensor, expert_index: Tensor) -> tuple[Tensor, Tensor]:
-    num_experts = probabilities.size(-1)
-    if len(probabilities) != len(expert_index):
-        raise ValueError(f"{len(probabilities)} tokens, but {len(expert_index)} choices")
-    counts = torch.bincount(expert_index.flatten(), minlength=num_experts)
-    return counts / expert_index.numel(), probabilities.mean(0)
+def _mean(probabilities: Tensor) -> Tensor:
+    return probabilities.sum(0) / max(len(probabilities), 1)

@@ -81,7 +81,7 @@ def test_C45_the_router_chooses_in_float32():
     low = torch.tensor([[5.001, 5.010]], dtype=torch.bfloat16)
     assert low[0, 0] == low[0, 1]  # a tie in bfloat16
     layer = MoELayer(2, 2, lambda logits: switch_gate(logits, None)).to(torch.bfloat16)
-    assert layer.logits(torch.ones(1, 2, dtype=torch.bfloat16)).dtype == torch.float32
+    assert layer.router.logits(torch.ones(1, 2, dtype=torch.bfloat16)).dtype == torch.float32
     assert switch_gate(torch.tensor([[5.001, 5.010]]), None).experts.item() == 1
 
 
