@@ -28,9 +28,9 @@ from pedagogy.data_parallel.uneven import (
     joined,
     padded,
     scaled_by_count,
-    sum_gradients,
     until_all_are_done,
 )
+from pedagogy.parameters import sum_gradients
 
 __all__ = [
     "BackupRecord",

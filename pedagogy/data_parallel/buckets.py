@@ -28,8 +28,13 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from pedagogy.data_parallel.synchronous import check_dense
-from pedagogy.parameters import FIRST_BUCKET_BYTES, bucket, unflatten, unique_parameters
+from pedagogy.parameters import (
+    FIRST_BUCKET_BYTES,
+    bucket,
+    check_dense,
+    unflatten,
+    unique_parameters,
+)
 from pedagogy.ranks import Group
 
 BUCKET_BYTES = 25 * 2**20

@@ -54,7 +54,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pedagogy.data_parallel.buckets import BUCKET_BYTES, Bucket, make_buckets
-from pedagogy.data_parallel.synchronous import broadcast_parameters, check_dense
+from pedagogy.data_parallel.synchronous import broadcast_parameters
+from pedagogy.parameters import check_dense
 from pedagogy.ranks import Event, Group
 
 

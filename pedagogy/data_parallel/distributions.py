@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pedagogy.data_parallel.synchronous import average_gradients, fill_gradients
-from pedagogy.parameters import flatten
+from pedagogy.data_parallel.synchronous import average_gradients
+from pedagogy.parameters import fill_gradients, flatten
 from pedagogy.ranks import Group
 
 

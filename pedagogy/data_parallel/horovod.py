@@ -36,8 +36,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pedagogy.data_parallel.negotiation import agree_on_order
-from pedagogy.data_parallel.synchronous import check_dense, check_same_tensors
-from pedagogy.parameters import broadcast, flatten, unflatten, unique_parameters
+from pedagogy.data_parallel.synchronous import check_same_tensors
+from pedagogy.parameters import broadcast, check_dense, flatten, unflatten, unique_parameters
 from pedagogy.ranks import Group
 
 FUSION_BYTES = 64 * 2**20

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pedagogy.parameters import broadcast, unique_parameters
+from pedagogy.parameters import broadcast, fill_gradients
 from pedagogy.ranks import Group, Pace
 
 
@@ -51,22 +51,6 @@ def average_gradients(group: Group, parameters: Iterable[Tensor]) -> None:
         group.all_reduce_(parameter.grad, "mean")
 
 
-def fill_gradients(group: Group, parameters: Iterable[Tensor]) -> list[Tensor]:
-    """The parameters that have a gradient on some rank; zero on the ranks that had none."""
-    parameters = [p for p in unique_parameters(parameters) if p.requires_grad]
-    check_dense(parameters)
-    if not parameters:
-        return []
-    exists = [parameter.grad is not None for parameter in parameters]
-    flags = torch.tensor(exists, dtype=torch.uint8, device=parameters[0].device)
-    anywhere = group.all_reduce_(flags, "max").tolist()
-    filled = [p for p, somewhere in zip(parameters, anywhere, strict=True) if somewhere]
-    for parameter in filled:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    return filled
-
-
 def broadcast_parameters(group: Group, module: nn.Module, source: int = 0) -> None:
     """All parameters and buffers of `module` have the values of rank `source`, in place.
 
@@ -78,16 +62,6 @@ def broadcast_parameters(group: Group, module: nn.Module, source: int = 0) -> No
         raise ValueError(f"source is {source}; the ranks of this group are 0 to {group.size - 1}")
     check_same_tensors(group, [*module.named_parameters(), *module.named_buffers()])
     broadcast(group, [*module.parameters(), *module.buffers()], source)
-
-
-def check_dense(parameters: Iterable[Tensor]) -> None:
-    """Raise ValueError where a gradient is sparse: its indices differ between the ranks."""
-    num_sparse = sum(p.grad is not None and p.grad.layout != torch.strided for p in parameters)
-    if num_sparse:
-        raise ValueError(
-            f"{num_sparse} parameters have sparse gradients, which cannot be averaged in place; "
-            "use nn.Embedding(..., sparse=False)"
-        )
 
 
 def check_same_tensors(group: Group, named: Sequence[tuple[str, Tensor]]) -> None:

@@ -33,7 +33,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from pedagogy.data_parallel.synchronous import fill_gradients
+from pedagogy.parameters import fill_gradients
 from pedagogy.ranks import Group
 
 Batch = TypeVar("Batch")
@@ -110,16 +110,6 @@ def scaled_by_count(group: Group, loss: Tensor, count: int | Tensor) -> Tensor:
     """
     count = float(count)
     return loss * (count * group.size / _total(group, count))
-
-
-@torch.no_grad()
-def sum_gradients(group: Group, parameters: Iterable[Tensor]) -> None:
-    """Every `.grad` is the sum over the ranks, in place: for a loss that is a sum over samples.
-
-    **Bytes** as `average_gradients`.
-    """
-    for parameter in fill_gradients(group, parameters):
-        group.all_reduce_(parameter.grad)
 
 
 def _total(group: Group, count: float) -> float:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pedagogy.parameters.buckets import FIRST_BUCKET_BYTES, bucket
     from pedagogy.parameters.clipping import Part, clip_by_global_norm, global_norm
     from pedagogy.parameters.flat import flatten, unflatten, unique_parameters
+    from pedagogy.parameters.gradients import check_dense, fill_gradients, sum_gradients
     from pedagogy.parameters.replicas import average, broadcast
     from pedagogy.parameters.shards import gather, shard, shard_numel, unshard
 
@@ -23,12 +24,15 @@ __all__ = [
     "average",
     "broadcast",
     "bucket",
+    "check_dense",
     "clip_by_global_norm",
+    "fill_gradients",
     "flatten",
     "gather",
     "global_norm",
     "shard",
     "shard_numel",
+    "sum_gradients",
     "unflatten",
     "unique_parameters",
     "unshard",
@@ -38,6 +42,7 @@ _HOMES = {
     "buckets": ("FIRST_BUCKET_BYTES", "bucket"),
     "clipping": ("Part", "clip_by_global_norm", "global_norm"),
     "flat": ("flatten", "unflatten", "unique_parameters"),
+    "gradients": ("check_dense", "fill_gradients", "sum_gradients"),
     "replicas": ("average", "broadcast"),
     "shards": ("gather", "shard", "shard_numel", "unshard"),
 }
