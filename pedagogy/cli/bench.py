@@ -10,8 +10,9 @@ every second pair the twin goes first.
                     programs measured by the same counters (Linux with gloo; elsewhere n/a)
     peak bytes      the most that was live during a step, per rank, by `memory_meter`
 
-The rows stand in `rows.py`, `rows_pipeline.py` and `rows_tensor.py`. A row's two functions each
-take a group and return the step to time: models and buffers are made once, outside the measurement.
+The rows stand in `rows.py`, `rows_pipeline.py`, `rows_tensor.py` and `rows_moe.py`. A row's two
+functions each take a group and return the step to time: models and buffers are made once, outside
+the measurement.
 """
 
 from __future__ import annotations
@@ -60,10 +61,11 @@ def rows(names: Sequence[str] = ()) -> list[Row]:
     Raises: CommandError that lists the names there are.
     """
     from pedagogy.cli import rows as data_parallel
+    from pedagogy.cli import rows_moe as moe
     from pedagogy.cli import rows_pipeline as pipeline
     from pedagogy.cli import rows_tensor as tensor
 
-    there = [*data_parallel.ROWS, *pipeline.ROWS, *tensor.ROWS]
+    there = [*data_parallel.ROWS, *pipeline.ROWS, *tensor.ROWS, *moe.ROWS]
     unknown = set(names) - {row.name for row in there}
     if unknown:
         known = ", ".join(row.name for row in there) or "none"

@@ -13,10 +13,21 @@ sequence in forward. And an embedding has parameters that multiply nothing. `gpt
 exact for our GPT, and equals PyTorch's own counter; the two shares shrink as the model grows.
 
 Units: FLOPs are operations, and `flops_per_second` a rate. With full recomputation forward runs
-twice and 6 becomes 8.
+twice and 6 becomes 8. A mixture of experts parts parameters from FLOPs: `moe_parameters` and
+`flops_per_token` are written in `pedagogy.costs.moe` and can be called from here too.
 """
 
 from __future__ import annotations
+
+from pedagogy.costs.moe import flops_per_token, moe_parameters
+
+__all__ = [
+    "flops_per_token",
+    "gpt_training_flops",
+    "moe_parameters",
+    "training_flops",
+    "training_seconds",
+]
 
 
 def training_flops(num_parameters: int, num_tokens: int) -> int:
