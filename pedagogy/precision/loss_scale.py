@@ -57,6 +57,7 @@ class StaticLossScaler:
             raise ValueError(f"a loss scale of {scale}: must be positive and finite")
         self._scale = float(scale)
         self._unscaled: set[int] = set()  # optimizers that were unscaled since the last update
+        self._stepped: set[int] = set()
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss, times the scale."""
@@ -77,27 +78,37 @@ class StaticLossScaler:
             raise RuntimeError("unscale_() was called already on this optimizer since update()")
         if isinstance(optimizer, MasterWeights):
             optimizer.take_gradients()
-        for gradient in gradients_of(optimizer):
-            if gradient.dtype == torch.float16:
-                raise ValueError(
-                    "gradients in fp16 cannot be unscaled: divided by the scale they underflow "
-                    "again; keep the weights in fp32 (autocast), or wrap the optimizer in "
-                    "MasterWeights"
-                )
+        gradients = list(gradients_of(optimizer))
+        if any(gradient.dtype == torch.float16 for gradient in gradients):
+            raise ValueError(
+                "gradients in fp16 cannot be unscaled: divided by the scale they underflow again; "
+                "keep the weights in fp32 (autocast), or wrap the optimizer in MasterWeights"
+            )
+        for gradient in gradients:
             self._look_at(gradient, optimizer)
             gradient.mul_(1 / self._scale)
         self._unscaled.add(id(optimizer))
 
     def step(self, optimizer: Any) -> bool:
-        """Unscale if that was not done, and step the optimizer; True."""
-        if id(optimizer) not in self._unscaled:
-            self.unscale_(optimizer)
+        """Unscale if that was not done, and step the optimizer; True.
+
+        **Raises** RuntimeError for a second step without `update`.
+        """
+        self._begin_step(optimizer)
         optimizer.step()
         return True
 
     def update(self) -> None:
         """End of the iteration."""
         self._unscaled.clear()
+        self._stepped.clear()
+
+    def _begin_step(self, optimizer: Any) -> None:
+        if id(optimizer) in self._stepped:
+            raise RuntimeError("step() was called already on this optimizer since update()")
+        if id(optimizer) not in self._unscaled:
+            self.unscale_(optimizer)
+        self._stepped.add(id(optimizer))
 
     def _look_at(self, gradient: Tensor, optimizer: Any) -> None:
         """A constant scale asks nothing of the gradients."""
@@ -128,7 +139,6 @@ class DynamicLossScaler(StaticLossScaler):
         self.growth_interval, self.groups = growth_interval, tuple(groups)
         self._steps_without = 0
         self._not_finite: dict[int, bool] = {}  # by optimizer, since the last update
-        self._stepped: set[int] = set()
 
     def unscale_(self, optimizer: Any) -> None:
         """As before; and all ranks know whether some gradient of some rank is not finite."""
@@ -141,11 +151,7 @@ class DynamicLossScaler(StaticLossScaler):
 
         **Raises** RuntimeError for a second step without `update`.
         """
-        if id(optimizer) in self._stepped:
-            raise RuntimeError("step() was called already on this optimizer since update()")
-        if id(optimizer) not in self._unscaled:
-            self.unscale_(optimizer)
-        self._stepped.add(id(optimizer))
+        self._begin_step(optimizer)
         if self._not_finite[id(optimizer)]:
             return False
         optimizer.step()
@@ -165,7 +171,6 @@ class DynamicLossScaler(StaticLossScaler):
                 self._scale = grown if grown <= LARGEST_SCALE else self._scale
                 self._steps_without = 0
         self._not_finite.clear()
-        self._stepped.clear()
         super().update()
 
     def state_dict(self) -> dict[str, float]:

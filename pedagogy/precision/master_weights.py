@@ -41,7 +41,7 @@ class MasterWeights:
     Made after the model and its optimizer, before the first step. The model's parameters are cast
     in place; cast its inputs and buffers yourself (`model.to(dtype)` before is fine: the master
     weights then start from rounded ones). `param_groups` holds the master weights, so that
-    clipping, a loss scaler or a scheduler work on these.
+    clipping or a loss scaler work on these; give a scheduler the optimizer that was wrapped.
     **Memory** 4 bytes for each parameter, and 4 for its gradient while `step` runs.
     **Raises** ValueError for a dtype that is not floating point, or an optimizer that has stepped.
     """
@@ -90,7 +90,7 @@ class MasterWeights:
             weight.copy_(master)
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:
-        """Update the master weights, then the model's.
+        """Update the master weights, then the model's; the gradients of both are spent.
 
         **Raises** ValueError for a closure, which would need the gradients more than once.
         """
@@ -99,6 +99,8 @@ class MasterWeights:
         self.take_gradients()
         self.optimizer.step()
         self.write_back()
+        for _, master in self.pairs:  # `model.zero_grad()` would not reach them
+            master.grad = None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """No gradient is left, of weights or master weights."""
@@ -115,10 +117,13 @@ class MasterWeights:
         return {"masters": masters, "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`. **Raises** ValueError for another number of weights."""
+        """Go on from `state_dict`. **Raises** ValueError for other weights: number or shapes."""
         masters = state["masters"]
         if len(masters) != len(self.pairs):
             raise ValueError(f"{len(masters)} master weights saved, {len(self.pairs)} are here")
+        for saved, (_, master) in zip(masters, self.pairs, strict=True):
+            if saved.shape != master.shape:  # it might be broadcast
+                raise ValueError(f"shape {tuple(saved.shape)} saved, {tuple(master.shape)} is here")
         with torch.no_grad():
             for (_, master), saved in zip(self.pairs, masters, strict=True):
                 master.copy_(saved)

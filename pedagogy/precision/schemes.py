@@ -132,7 +132,7 @@ def train_scheme(
     """Train `model`, in place, for `steps`, in one of `SCHEMES`; `dtype` may be bfloat16 too.
 
     `loss(outputs, targets)` gets the outputs in fp32.
-    **Raises** ValueError for another scheme, or without steps.
+    **Raises** ValueError for another scheme, without steps, or for sums in fp16 of another dtype.
     """
     if scheme not in SCHEMES or steps < 1:
         raise ValueError(
@@ -164,6 +164,8 @@ def _prepare(scheme: str, model: nn.Module, make_optimizer: Callable, dtype: tor
     if scheme == "fp32":
         return optimizer, StaticLossScaler(1.0)
     if scheme == "no fp32 accumulation":
+        if dtype != torch.float16:
+            raise ValueError(f"{scheme!r} in {dtype}: its sums are in torch.float16, and so is it")
         accumulate_in_fp16(model)
     wrap = RoundedWeights if scheme == "no master weights" else MasterWeights
     wrapped = wrap(optimizer, dtype)
