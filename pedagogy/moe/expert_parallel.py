@@ -61,6 +61,15 @@ class _Spread(nn.Module):
         self.experts = whole.experts[self.first : self.first + each]
         self.last: Routing | None = None
 
+    def _route(self, tokens: Tensor) -> Routing:
+        num_experts = len(self.experts) * self.group.size
+        self.last = self.router(tokens)
+        if self.last.num_experts != num_experts:
+            raise ValueError(
+                f"the router chooses among {self.last.num_experts} experts; there are {num_experts}"
+            )
+        return self.last
+
 
 class ExpertParallelMoE(_Spread):
     """A `MoELayer` whose experts are spread over the ranks of `group`; tokens travel to them.
@@ -76,15 +85,18 @@ class ExpertParallelMoE(_Spread):
         super().__init__(group, whole)
         self.exchange = exchange or partial(all_to_all, group)
         for parameter in self.experts.parameters():
-            if parameter.requires_grad:
-                parameter.register_hook(lambda gradient: gradient / group.size)
+            trains = parameter.requires_grad  # a frozen one may be unfrozen later
+            parameter.requires_grad_().register_hook(lambda gradient: gradient / group.size)
+            parameter.requires_grad_(trains)
 
     def forward(self, x: Tensor) -> Tensor:
         """The weighted outputs of each token's experts, wherever these are."""
-        tokens = x.flatten(0, -2)
-        self.last = self.router(tokens)
-        sent = dispatch(tokens, self.last)
-        outputs = self._travel(sent.rows, sent.counts)
+        tokens = x.reshape(-1, x.size(-1))
+        sent = dispatch(tokens, self._route(tokens))
+        rows = sent.rows
+        if torch.is_grad_enabled() and not rows.requires_grad:
+            rows.requires_grad_()  # or a rank of frozen experts would not take part in backward
+        outputs = self._travel(rows, sent.counts)
         return combine(outputs, sent, len(tokens)).view_as(x)
 
     def _travel(self, rows: Tensor, counts: list[int]) -> Tensor:
@@ -104,20 +116,22 @@ class ExpertParallelMoE(_Spread):
 class SummedExperts(_Spread):
     """A `MoELayer` on ranks that hold the same tokens: each runs its experts, outputs are summed.
 
-    **Shapes** the same tokens `(..., hidden)` on all ranks -> the same on all ranks.
-    **Bytes** an all_reduce of the output in forward, and one of the input's gradient in backward.
+    **Shapes** the same tokens `(..., hidden)` on all ranks -> the same on all ranks. A gate that
+    draws must draw alike on all of them: from generators seeded alike.
+    **Bytes** an all_reduce of the output in forward; in backward one of the input's gradient and a
+    small one of the weights'.
     Gradients are complete on every rank: average none of them over this group.
     **Raises** ValueError where the ranks do not divide the experts.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """The weighted outputs of each token's experts, on every rank."""
-        tokens = x.flatten(0, -2)
-        self.last = self.router(tokens)
-        here = self.last.experts - self.first
-        mine = self.last.kept & (here >= 0) & (here < len(self.experts))
-        routing = self.last._replace(
-            weights=copy_to(self.group, self.last.weights), kept=mine
+        tokens = x.reshape(-1, x.size(-1))
+        all_ranks = self._route(tokens)
+        here = all_ranks.experts - self.first
+        mine = all_ranks.kept & (here >= 0) & (here < len(self.experts))
+        routing = all_ranks._replace(
+            weights=copy_to(self.group, all_ranks.weights), kept=mine
         )  # each rank knows the gradient of its own experts' weights only
         sent = dispatch(copy_to(self.group, tokens), routing)
         counts = sent.counts[self.first : self.first + len(self.experts)]

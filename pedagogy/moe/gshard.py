@@ -55,11 +55,13 @@ def gshard_gate(
 def gshard_loss(routing: Routing) -> Tensor:
     """(1/E) sum_e (c_e/S) m_e over the tokens of a group, without its coefficient; 1/E^2 balanced.
 
+    Without tokens it is 0.
     Source: Lepikhin et al. 2020, section 2.2, auxiliary loss.
     """
     tokens, num_experts = routing.probabilities.shape
-    first = torch.bincount(routing.experts[:, 0], minlength=num_experts) / tokens
-    return (first * routing.probabilities.mean(0)).sum() / num_experts
+    mean = routing.probabilities.sum(0) / max(tokens, 1)
+    first = torch.bincount(routing.experts[:, 0], minlength=num_experts).to(mean) / max(tokens, 1)
+    return (first * mean).sum() / num_experts
 
 
 def in_groups(route: Callable[[Tensor], Routing], group_tokens: int) -> Callable[[Tensor], Routing]:

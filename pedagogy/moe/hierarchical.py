@@ -58,7 +58,7 @@ def hierarchical_gate(
     weights = outer.weights[..., None] * inner.weights.view(tokens, k, k)
     experts, weights = experts.flatten(1), weights.flatten(1)
     places = places_of(experts, groups * each)
-    probabilities = outer.probabilities[..., None] * secondary.softmax(-1)
+    probabilities = outer.probabilities[..., None] * secondary.to(outer.weights).softmax(-1)
     kept = keep_within(places, capacity)
     return Routing(experts, weights, places, kept, probabilities.flatten(1))
 
@@ -86,10 +86,13 @@ def hierarchical_all_to_all(node: Group, across: Group, xs: list[Tensor]) -> lis
     all stands in node r // node.size (a `grid` with the nodes' axis first).
     **Shapes** free; one tensor for each rank of all. **Bytes** inside: each rank hands on all that
     is not for its own place. Between: what leaves the node, in `across.size - 1` messages.
+    **Raises** ValueError for another number of tensors, or several dtypes.
     """
     size = node.size * across.size
     if len(xs) != size:
         raise ValueError(f"{len(xs)} tensors for {size} ranks ({across.size} nodes of {node.size})")
+    if len({x.dtype for x in xs}) > 1:
+        raise ValueError(f"one dtype for all, got {[str(x.dtype) for x in xs]}")
     shapes = _shapes(xs)
     # [1] inside: to place j goes everything for place j, whichever the node
     inside = [_pack([xs[n * node.size + j] for n in range(across.size)]) for j in range(node.size)]

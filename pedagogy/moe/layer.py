@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,11 +57,15 @@ class MoELayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The weighted outputs of each token's experts; zeros for a token that was dropped."""
-        tokens = x.flatten(0, -2)  # (tokens, hidden)
+        tokens = x.reshape(-1, x.size(-1))  # (tokens, hidden)
         self.last = self.router(tokens)
         sent = dispatch(tokens, self.last)
         outputs = run_experts(sent.rows, sent.counts, self.experts)
         return combine(outputs, sent, len(tokens)).view_as(x)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: without the last routing, which belongs to a graph."""
+        return self.__dict__ | {"last": None}
 
 
 def mixture(
@@ -79,7 +84,7 @@ def mixture(
         make_expert = partial(_like, block.feed_forward)
         block.feed_forward = MoELayer(
             model.token.embedding_dim, num_experts, make_route(), make_expert
-        )
+        ).to(model.token.weight.device)
     return model
 
 

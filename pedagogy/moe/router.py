@@ -7,8 +7,10 @@ logits: one matrix of (num_experts, hidden), and for Shazeer's noise a second on
 
 Two details keep it stable. The product and the softmax are computed in float32 whatever the rest
 of the model is in: two logits that nearly tie are equal in bfloat16, and then another rank, or the
-same one when it recomputes, may choose another expert. And the first weights are small, a tenth of
-the usual scale: a gate that starts almost indifferent tries every expert before it prefers one.
+same one when it recomputes, may choose another expert. And the first weights are small, of
+standard deviation 0.1 / sqrt(hidden): a gate that starts almost indifferent tries every expert
+before it prefers one. (Switch reduces the scale s of sqrt(s / n) tenfold, to about a third of the
+usual spread; here it is a tenth.)
 
 Sources: Fedus et al. 2021 (Switch), section 2.4; Shazeer et al. 2017, section 2.1 and appendix A.
 """
@@ -16,6 +18,7 @@ Sources: Fedus et al. 2021 (Switch), section 2.4; Shazeer et al. 2017, section 2
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +80,13 @@ class NoisyTopKGate(nn.Module):
         std = functional.softplus(wide_product(tokens, self.noise))
         noisy = logits + std * torch.randn_like(logits)
         routing = top_k(noisy, self.k, self.capacity)
-        self.loss = importance_loss(routing.gates) + load_loss(logits, noisy, std, self.k)
+        asked = routing._replace(kept=torch.ones_like(routing.kept))  # dropped ones count as well
+        self.loss = importance_loss(asked.gates) + load_loss(logits, noisy, std, self.k)
         return routing
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: without the last loss, which belongs to a graph."""
+        return self.__dict__ | {"loss": torch.zeros(())}
 
 
 def wide_product(tokens: Tensor, weight: Tensor) -> Tensor:

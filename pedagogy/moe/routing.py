@@ -75,7 +75,7 @@ def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float, k
             f"a capacity factor of {capacity_factor}: must be above 0; for no limit, no capacity"
         )
     exact = capacity_factor * num_tokens * k / num_experts
-    return min(num_tokens, math.ceil(round(exact, 9)))
+    return math.ceil(min(num_tokens, round(exact, 9)))  # a factor may be infinite
 
 
 def places_of(experts: Tensor, num_experts: int) -> Tensor:
@@ -91,10 +91,17 @@ def places_of(experts: Tensor, num_experts: int) -> Tensor:
 
 
 def keep_within(places: Tensor, capacity: int | None) -> Tensor:
-    """Which choices find room. Without a capacity, all."""
+    """Which choices find room. Without a capacity, all. **Raises** ValueError for one below 0."""
+    if capacity is not None and capacity < 0:
+        raise ValueError(f"a capacity of {capacity}: must be 0 or more; for no limit, None")
     return torch.ones_like(places, dtype=torch.bool) if capacity is None else places < capacity
 
 
 def widened(logits: Tensor) -> Tensor:
-    """The logits in float32 or better: near ties in 16 bits would be ties."""
+    """The logits in float32 or better: near ties in 16 bits would be ties.
+
+    **Raises** ValueError where they are not a matrix (tokens, num_experts).
+    """
+    if logits.dim() != 2:
+        raise ValueError(f"logits of shape {tuple(logits.shape)}; must be (tokens, num_experts)")
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -39,8 +39,8 @@ def switch_gate(logits: Tensor, capacity_factor: float | None) -> Routing:
     **Raises** ValueError for a factor that is not above 0.
     Source: Fedus et al. 2021, section 2.1.
     """
-    tokens, num_experts = logits.shape
     probabilities = widened(logits).softmax(-1)
+    tokens, num_experts = probabilities.shape
     experts = probabilities.argsort(dim=-1, descending=True, stable=True)[:, :1]
     places = places_of(experts, num_experts)
     capacity = None
@@ -54,8 +54,12 @@ def switch_loss(probabilities: Tensor, expert_index: Tensor) -> Tensor:
     """E sum_e f_e P_e, without its coefficient (the paper's is 0.01): 1.0 when balanced.
 
     **Shapes** probabilities (tokens, num_experts), expert_index (tokens,) or (tokens, k) -> ().
-    Without tokens it is 0. Source: Fedus et al. 2021, equations 4 to 6.
+    Without tokens it is 0. **Raises** ValueError for other shapes.
+    Source: Fedus et al. 2021, equations 4 to 6.
     """
+    if probabilities.dim() != 2:
+        shape = tuple(probabilities.shape)
+        raise ValueError(f"probabilities of shape {shape}; must be (tokens, num_experts)")
     if len(probabilities) != len(expert_index):
         raise ValueError(f"{len(probabilities)} tokens, but {len(expert_index)} choices")
     return loss_with_shares(probabilities, chosen_shares(expert_index, probabilities.size(-1)))
@@ -67,13 +71,13 @@ def loss_with_shares(probabilities: Tensor, shares: Tensor) -> Tensor:
     The mean of this over equal micro-batches is the loss of the batch, and so is its gradient.
     **Shapes** probabilities (tokens, num_experts), shares (num_experts,) -> ().
     """
-    return probabilities.size(-1) * (shares * _mean(probabilities)).sum()
+    return probabilities.size(-1) * (shares.to(probabilities) * _mean(probabilities)).sum()
 
 
 def chosen_shares(expert_index: Tensor, num_experts: int) -> Tensor:
     """f: which share of the choices fell on each expert, dropped ones included: (num_experts,)."""
     counts = torch.bincount(expert_index.flatten(), minlength=num_experts)
-    return counts / max(expert_index.numel(), 1)
+    return counts.double() / max(expert_index.numel(), 1)
 
 
 def pooled_switch_loss(group: Group, probabilities: Tensor, expert_index: Tensor) -> Tensor:
@@ -85,7 +89,7 @@ def pooled_switch_loss(group: Group, probabilities: Tensor, expert_index: Tensor
     """
     shares = group.all_reduce(chosen_shares(expert_index, probabilities.size(-1)), "mean")
     mean = reduce_from(group, _mean(probabilities) / group.size)
-    return probabilities.size(-1) * (shares * mean).sum()
+    return probabilities.size(-1) * (shares.to(mean) * mean).sum()
 
 
 def _mean(probabilities: Tensor) -> Tensor:
