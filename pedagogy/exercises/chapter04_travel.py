@@ -21,6 +21,7 @@ def exchanged(group: Group, counts: Tensor, each: int) -> Tensor:
 
 
 def split(part: Tensor, lengths: Tensor) -> list[Tensor]:
+    """The rows of a part, cut into pieces of these lengths."""
     return list(part.split(lengths.tolist()))
 
 
