@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pedagogy.parameters import sum_gradients, unique_parameters
+from pedagogy.parameters import add_up, fill_gradients, unique_parameters
 from pedagogy.ranks import Group
 
 MicroBatch = TypeVar("MicroBatch")
@@ -53,9 +53,11 @@ def accumulate(
 
     `loss_sum(model, microbatch)` is a summed loss, `count(microbatch)` its number of valid items.
     What stood in `.grad` before is replaced. Returns the mean loss, (); 0 where there is no item.
-    **Bytes** with a group: one all_reduce of the gradients, after the last micro-batch, and of the
-    number of items. The ranks may have different numbers of micro-batches, or none.
-    **Raises** ValueError for a negative count, or a loss that is not one number.
+    **Bytes** with a group: each gradient is all-reduced once, after the last micro-batch; so are a
+    byte for each parameter, that tells which gradients exist, the number of items and the loss.
+    The ranks may have different numbers of micro-batches, or none.
+    **Raises** ValueError for a count that is no whole number of 0 or more, or a loss that is not
+    one number.
     """
     total = num_items([count(microbatch) for microbatch in microbatches], group)
     for parameter in unique_parameters(model.parameters()):
@@ -69,7 +71,7 @@ def accumulate(
             share.backward()
         mean += share.detach().double().cpu()
     if group is not None:
-        sum_gradients(group, model.parameters())
+        add_up(group, [p.grad for p in fill_gradients(group, model.parameters())])
         mean = group.all_reduce(mean.to(group.device)).cpu()
     return mean
 
@@ -77,12 +79,14 @@ def accumulate(
 def num_items(counts: Sequence[Any], group: Group | None = None) -> int:
     """The number of items of all micro-batches, and of all ranks of the group.
 
-    **Raises** ValueError for a negative count.
+    **Raises** ValueError for a count that is no whole number of 0 or more.
     """
-    counts = [int(count) for count in counts]
-    if min(counts, default=0) < 0:
-        raise ValueError(f"{min(counts)} items in a micro-batch: must be 0 or more")
-    total = torch.tensor(sum(counts), dtype=torch.int64)
+    for count in counts:
+        if count < 0 or int(count) != count:
+            raise ValueError(
+                f"{float(count):g} items in a micro-batch: must be a whole number, 0 or more"
+            )
+    total = torch.tensor(sum(map(int, counts)), dtype=torch.int64)
     return int(total if group is None else group.all_reduce(total.to(group.device)))
 
 

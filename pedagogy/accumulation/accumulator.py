@@ -7,7 +7,8 @@ How it works
         accumulator.add(microbatch)      # [1] backward; [2] after the 4th: divide, clip, step
     accumulator.finish()                 # [3] what is left of the last window
 
-[1] The loss is a sum, and its gradient is added to `.grad`. Nothing is sent.
+[1] The loss is a sum, and its gradient is added to `.grad`. Nothing is sent. In 16 bits such sums
+    may overflow; `accumulate`, which sees a whole window at once, divides before it adds.
 [2] The window is full: gradients and numbers of items are summed over the ranks, once; the gradient
     is divided by the number of items, clipped by its norm, and the optimizer steps.
 [3] Five micro-batches in windows of two are three updates. The last window has one micro-batch, and
@@ -32,7 +33,12 @@ import torch
 from torch import Tensor, nn
 
 from pedagogy.accumulation.accumulate import Count, LossSum, check_single, num_items
-from pedagogy.parameters import clip_by_global_norm, sum_gradients, unique_parameters
+from pedagogy.parameters import (
+    add_up,
+    clip_by_global_norm,
+    fill_gradients,
+    unique_parameters,
+)
 from pedagogy.ranks import Group
 
 
@@ -78,7 +84,8 @@ class GradientAccumulator:
     def _step(self) -> Tensor:
         total = max(num_items(self._counts, self.group), 1)
         if self.group is not None:
-            sum_gradients(self.group, self.model.parameters())
+            filled = fill_gradients(self.group, self.model.parameters())
+            add_up(self.group, [p.grad for p in filled])
             self._loss = self.group.all_reduce(self._loss.to(self.group.device)).cpu()
         gradients = [
             p.grad for p in unique_parameters(self.model.parameters()) if p.grad is not None

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from pedagogy.parameters.clipping import Part, clip_by_global_norm, global_norm
     from pedagogy.parameters.flat import flatten, unflatten, unique_parameters
     from pedagogy.parameters.gradients import check_dense, fill_gradients, sum_gradients
-    from pedagogy.parameters.replicas import average, broadcast
+    from pedagogy.parameters.replicas import add_up, average, broadcast
     from pedagogy.parameters.shards import gather, shard, shard_numel, unshard
 
 __all__ = [
     "FIRST_BUCKET_BYTES",
     "Part",
+    "add_up",
     "average",
     "broadcast",
     "bucket",
@@ -43,7 +44,7 @@ _HOMES = {
     "clipping": ("Part", "clip_by_global_norm", "global_norm"),
     "flat": ("flatten", "unflatten", "unique_parameters"),
     "gradients": ("check_dense", "fill_gradients", "sum_gradients"),
-    "replicas": ("average", "broadcast"),
+    "replicas": ("add_up", "average", "broadcast"),
     "shards": ("gather", "shard", "shard_numel", "unshard"),
 }
 

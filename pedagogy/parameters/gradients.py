@@ -32,7 +32,7 @@ def fill_gradients(group: Group, parameters: Iterable[Tensor]) -> list[Tensor]:
         return []
     exists = [parameter.grad is not None for parameter in parameters]
     flags = torch.tensor(exists, dtype=torch.uint8, device=parameters[0].device)
-    anywhere = group.all_reduce_(flags, "max").tolist()
+    anywhere = group.all_reduce(flags, "max").tolist()  # refuses unequal numbers of parameters
     filled = [p for p, somewhere in zip(parameters, anywhere, strict=True) if somewhere]
     for parameter in filled:
         if parameter.grad is None:

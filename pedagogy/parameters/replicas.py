@@ -52,9 +52,21 @@ def average(group: Group, tensors: Iterable[Tensor], bucket_bytes: int = BUCKET_
     whole = [str(t.dtype) for t in tensors if not (t.is_floating_point() or t.is_complex())]
     if whole:
         raise ValueError(f"a mean of {whole[0]} would be rounded: {len(whole)} such tensors")
+    _reduce(group, tensors, "mean", bucket_bytes)
+
+
+@torch.no_grad()
+def add_up(group: Group, tensors: Iterable[Tensor], bucket_bytes: int = BUCKET_BYTES) -> None:
+    """All tensors hold the sum over the group, in place; tied tensors once.
+
+    **Bytes** and **Memory** as `average`.
+    """
+    _reduce(group, unique_parameters(tensors), "sum", bucket_bytes)
+
+
+def _reduce(group: Group, tensors: list[Tensor], op: str, bucket_bytes: int) -> None:
     for members in bucket(tensors, bucket_bytes):
-        flat = flatten(members)
-        _copy_back(group.all_reduce_(flat, "mean"), members)
+        _copy_back(group.all_reduce_(flatten(members), op), members)
 
 
 def _copy_back(flat: Tensor, tensors: list[Tensor]) -> None:

@@ -153,6 +153,8 @@ class DynamicLossScaler(StaticLossScaler):
         """
         self._begin_step(optimizer)
         if self._not_finite[id(optimizer)]:
+            if isinstance(optimizer, MasterWeights):
+                optimizer.zero_grad()  # the next gradients would be added to infinity
             return False
         optimizer.step()
         return True

@@ -6,8 +6,9 @@ An update is much smaller than the weight that it changes. In fp16 neighbours be
 2^-10 apart: whatever is below half of that is rounded away, for good, however often it comes. An
 update is lost in two ways:
 
-    the product underflows     lr x gradient is below fp16's smallest number, and is 0 already
-    the sum swallows it        |w| >= 2048 |lr x gradient|: half the distance to the next number
+    the product underflows     lr x gradient is 2^-25 or less, and is 0 already
+    the sum swallows it        it is no more than half the distance to the next number: possible
+                               from |w| = 2048 |lr x gradient| on, certain from 4096 on
 
 The second needs no small gradient, only a large weight. A copy of the weights in fp32, the *master
 weights*, takes the updates; the 16-bit weights are rounded from it anew after each step, and move

@@ -14,6 +14,8 @@ Source: Micikevicius et al. 2018, section 3.2, for the histogram of gradients.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -32,11 +34,14 @@ def range_shares(tensor: Tensor, dtype: torch.dtype) -> dict[str, float]:
     if not tensor.numel():
         raise ValueError(f"a tensor of shape {tuple(tensor.shape)} has no values")
     before, after = tensor.detach().abs(), tensor.detach().to(dtype).double().abs()
+    half_step = 2.0 ** (math.frexp(to.max)[1] - 2 - to.mantissa_bits)
+    inside = before.double() < to.max + half_step  # a tie becomes infinity, where there is one
+    beyond = ~(inside if to.has_infinity else before.double() <= to.max + half_step)
     tests = {
         "zero": before == 0,
         "underflow": (before > 0) & (after == 0),
         "subnormal": (after > 0) & (after < to.smallest_normal),
-        "normal": (after >= to.smallest_normal) & (after <= to.max),
-        "overflow": ~(after <= to.max),
+        "normal": (after >= to.smallest_normal) & ~beyond,
+        "overflow": beyond,
     }
     return {kind: test.double().mean().item() for kind, test in tests.items()}
