@@ -33,6 +33,8 @@ Route = Callable[[Tensor], Routing]  # logits (tokens, num_experts) -> Routing
 class Router(nn.Linear):
     """Logits in float32 or better, then `route`.
 
+    In float32 also where the layer's weights and tokens have 16 bits: what they were rounded to is
+    widened, and no second rounding makes ties.
     **Shapes** tokens (tokens, hidden) -> a Routing of them.
     **Raises** ValueError without experts, or if `route` is given tokens that are not a matrix.
     """
@@ -80,8 +82,7 @@ class NoisyTopKGate(nn.Module):
         std = functional.softplus(wide_product(tokens, self.noise))
         noisy = logits + std * torch.randn_like(logits)
         routing = top_k(noisy, self.k, self.capacity)
-        asked = routing._replace(kept=torch.ones_like(routing.kept))  # dropped ones count as well
-        self.loss = importance_loss(asked.gates) + load_loss(logits, noisy, std, self.k)
+        self.loss = importance_loss(routing.asked) + load_loss(logits, noisy, std, self.k)
         return routing
 
     def __getstate__(self) -> dict[str, Any]:

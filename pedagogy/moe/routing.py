@@ -47,8 +47,12 @@ class Routing(NamedTuple):
     @property
     def gates(self) -> Tensor:
         """The weights as a matrix (tokens, num_experts): zero where not chosen, or dropped."""
-        dense = torch.zeros_like(self.probabilities).to(self.weights.dtype)
-        return dense.scatter_add(1, self.experts, self.weights * self.kept)
+        return self._dense(self.weights * self.kept)
+
+    @property
+    def asked(self) -> Tensor:
+        """As `gates`, with the choices that were dropped: what a balancing loss must see."""
+        return self._dense(self.weights)
 
     @property
     def counts(self) -> Tensor:
@@ -59,6 +63,10 @@ class Routing(NamedTuple):
     def num_dropped(self) -> int:
         """How many choices were dropped."""
         return int((~self.kept).sum())
+
+    def _dense(self, weights: Tensor) -> Tensor:
+        empty = torch.zeros_like(self.probabilities).to(weights.dtype)
+        return empty.scatter_add(1, self.experts, weights)
 
 
 def expert_capacity(num_tokens: int, num_experts: int, capacity_factor: float, k: int = 1) -> int:

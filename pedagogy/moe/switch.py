@@ -7,8 +7,9 @@ probability: the softmax goes over *all* experts, so the weight has a gradient a
 chosen. Half the computation and half the messages of top-2, and a smaller buffer.
 
 The loss is E sum_e f_e P_e: f_e is the share of tokens that chose expert e, before any is
-dropped, P_e its mean probability. It is 1 when both are even, whatever E; the gradient flows
-through P alone.
+dropped, P_e its mean probability. It is 1 when one of them is even, whatever E: a value of 1 does
+not mean balance. A gate that barely prefers one expert sends it everything, and the loss is still
+1. What pushes back is the gradient, which flows through P alone: watch the counts, not the value.
 
 Two details that keep it stable: the router computes in float32, as near-tied logits are equal in
 bfloat16 and ranks may then disagree; and initial weights are small (a scale of 0.1).

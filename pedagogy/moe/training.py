@@ -73,6 +73,7 @@ def train(
 ) -> Training:
     """Adam on `steps` batches of the text, minimising loss + loss_weight * `switch_loss`.
 
+    The losses that are returned are without the second term.
     The learning rate rises to its value over `warmup` steps.
     **Raises** ValueError without steps. The model is trained in place.
     """
