@@ -64,7 +64,8 @@ def importance_loss(gates: Tensor) -> Tensor:
     """CV^2 of the experts' summed weights, without its coefficient: 0 when all are equal.
 
     `gates` are those of all choices (`Routing.asked`): after drops a full expert looks no fuller
-    than its buffer. **Shapes** (tokens, num_experts) -> (). Source: Shazeer et al. 2017, equations 6 and 7.
+    than its buffer. **Shapes** (tokens, num_experts) -> ().
+    Source: Shazeer et al. 2017, equations 6 and 7.
     """
     return squared_cv(gates.sum(0))
 
@@ -72,7 +73,8 @@ def importance_loss(gates: Tensor) -> Tensor:
 def load_loss(logits: Tensor, noisy_logits: Tensor, noise_std: Tensor, k: int) -> Tensor:
     """CV^2 of the experts' expected loads, without its coefficient.
 
-    **Shapes** all (tokens, num_experts) -> (). **Raises** as `expected_load`. Source: Shazeer et al. 2017, equation 11.
+    **Shapes** all (tokens, num_experts) -> (). **Raises** as `expected_load`.
+    Source: Shazeer et al. 2017, equation 11.
     """
     return squared_cv(expected_load(logits, noisy_logits, noise_std, k))
 

@@ -108,7 +108,7 @@ GATES = {
         "(noisy_logits >= inside).to(standard)",
         "test_shazeer.test_losses_are_those_of_equations_6_to_11"),
     "importance of what was kept": (
-        "router", "NoisyTopKGate", "asked.gates", "routing.gates",
+        "router", "NoisyTopKGate", "routing.asked", "routing.gates",
         "test_router.test_its_loss_sees_what_a_capacity_dropped"),
     "router in 16 bits": (
         "router", "Router", "torch.promote_types(tokens.dtype, torch.float32)", "tokens.dtype",
