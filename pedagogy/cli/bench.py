@@ -10,9 +10,9 @@ every second pair the twin goes first.
                     programs measured by the same counters (Linux with gloo; elsewhere n/a)
     peak bytes      the most that was live during a step, per rank, by `memory_meter`
 
-The rows stand in `rows.py`, `rows_pipeline.py`, `rows_tensor.py` and `rows_moe.py`. A row's two
-functions each take a group and return the step to time: models and buffers are made once, outside
-the measurement.
+The rows stand in `rows.py`, `rows_pipeline.py`, `rows_tensor.py`, `rows_moe.py`,
+`rows_precision.py` and `rows_accumulation.py`. A row's two functions each take a group and return
+the step to time: models and buffers are made once, outside the measurement.
 """
 
 from __future__ import annotations
@@ -61,11 +61,14 @@ def rows(names: Sequence[str] = ()) -> list[Row]:
     Raises: CommandError that lists the names there are.
     """
     from pedagogy.cli import rows as data_parallel
+    from pedagogy.cli import rows_accumulation as accumulation
     from pedagogy.cli import rows_moe as moe
     from pedagogy.cli import rows_pipeline as pipeline
+    from pedagogy.cli import rows_precision as precision
     from pedagogy.cli import rows_tensor as tensor
 
-    there = [*data_parallel.ROWS, *pipeline.ROWS, *tensor.ROWS, *moe.ROWS]
+    chapters = (data_parallel, pipeline, tensor, moe, precision, accumulation)
+    there = [row for chapter in chapters for row in chapter.ROWS]
     unknown = set(names) - {row.name for row in there}
     if unknown:
         known = ", ".join(row.name for row in there) or "none"

@@ -8,6 +8,7 @@ to the memory meter, the FLOPs to PyTorch's counter, the parameter counts to pub
 from __future__ import annotations
 
 from pedagogy.costs import (
+    accumulation,
     activations,
     communication,
     compute,
@@ -16,10 +17,12 @@ from pedagogy.costs import (
     pipeline,
     pipeline_batch,
     pipeline_memory,
+    precision,
     published,
 )
 
 __all__ = [
+    "accumulation",
     "activations",
     "communication",
     "compute",
@@ -28,5 +31,6 @@ __all__ = [
     "pipeline",
     "pipeline_batch",
     "pipeline_memory",
+    "precision",
     "published",
 ]

@@ -50,6 +50,11 @@ def _fullest(experts: Tensor, num_experts: int) -> Tensor:
     return functional.one_hot(experts, num_experts).cumsum(0).amax(1) - 1
 
 
+def _fullest_before(experts: Tensor, num_experts: int) -> Tensor:
+    chosen = functional.one_hot(experts, num_experts)
+    return (chosen.cumsum(0) - chosen).amax(1)
+
+
 def _counts(experts: Tensor, num_experts: int = 0) -> Tensor:
     """How many tokens chose each token's expert."""
     return torch.bincount(experts)[experts]
@@ -100,6 +105,11 @@ _DROPPED = (
     "before it chose the same expert, whether these found room or not."
 )
 
+_OF_THE_FULLEST = (
+    "This is the place in the fullest buffer so far: of the counts take the one of the expert that "
+    "the token chose (gather)."
+)
+
 MISTAKES = [
     (
         _placed(lambda experts, _: torch.arange(len(experts))),
@@ -136,11 +146,8 @@ MISTAKES = [
         "The places are right, but each buffer takes one token too few: it has `capacity` places, "
         "from 0 to capacity - 1 (compare before the counter grows).",
     ),
-    (
-        _placed(_fullest),
-        "This is the place in the fullest buffer so far: of the counts take the one of the expert "
-        "that the token chose (gather).",
-    ),
+    (_placed(_fullest), _OF_THE_FULLEST),
+    (_placed(_fullest_before), _OF_THE_FULLEST),
     (
         _placed(_of_every_expert),
         "These are counts for every expert, (tokens, experts): a token's place is the one of the "

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pedagogy.exercises.attempt import Refused
 from pedagogy.exercises.chapter04_wrong_loads import WRONG_VALUES
 from pedagogy.exercises.engine import Exercise
 from pedagogy.exercises.registry import register
@@ -34,6 +35,12 @@ def _without_gradient(wrong: Callable, logits: Tensor, *others: object) -> Tenso
     return wrong(logits.detach(), *others)
 
 
+_SAMPLED = (
+    "it gives something else at each call: a mean of sampled counts comes near the load, but has "
+    "no gradient. Compute the chances, by Phi"
+)
+
+
 def _load_and_gradient(
     function: Callable, logits: Tensor, noisy: Tensor, std: Tensor, k: int
 ) -> dict | None:
@@ -41,6 +48,10 @@ def _load_and_gradient(
     load = function(logits, noisy, std, k)
     if load is None:
         return None
+    if isinstance(load, Tensor) and not load.requires_grad:
+        again = function(logits, noisy, std, k)
+        if not torch.equal(load.nan_to_num(), again.nan_to_num()):
+            raise Refused(_SAMPLED)
     if isinstance(load, Tensor) and load.requires_grad:
         factors = torch.arange(1.0, load.numel() + 1).view(load.shape)
         (load * factors).sum().backward()
@@ -59,8 +70,12 @@ LOAD = Exercise(
     title="A count with a gradient",
     chapter="04",
     reference=smooth_load,
-    cases=[_case(6, 4, 2), _case(3, 5, 1)],
-    labels=["6 tokens, 4 experts, k = 2", "3 tokens, 5 experts, k = 1"],
+    cases=[_case(6, 4, 2), _case(3, 5, 1), _case(4, 3, 2)],
+    labels=[
+        "6 tokens, 4 experts, k = 2",
+        "3 tokens, 5 experts, k = 1",
+        "4 tokens, 3 experts, k = 2: all but one",
+    ],
     observe=_load_and_gradient,
     mistakes=[
         *WRONG_VALUES,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from pedagogy.exercises.attempt import Outcome, attempt
 from pedagogy.exercises.chapter04_wrong_mixtures import MISTAKES
 from pedagogy.exercises.engine import Exercise
 from pedagogy.exercises.registry import register
@@ -34,13 +35,13 @@ def mixture_forward(
 
 
 class CountedExpert:
-    """tanh(rows W); `rows` says how many it was given in all."""
+    """tanh(rows W); `rows` says how many it was given in all, `calls` in how many calls."""
 
     def __init__(self, weight: Tensor) -> None:
-        self.weight, self.rows = weight.requires_grad_(), 0
+        self.weight, self.rows, self.calls = weight.requires_grad_(), 0, 0
 
     def __call__(self, rows: Tensor) -> Tensor:
-        self.rows += rows.numel() // rows.size(-1)
+        self.calls, self.rows = self.calls + 1, self.rows + rows.numel() // rows.size(-1)
         return torch.tanh(rows @ self.weight)
 
 
@@ -86,6 +87,22 @@ def _output_and_gradients(
     }
 
 
+def _calls(function: Callable, *arguments: object) -> list[int]:
+    function(*arguments)
+    return [expert.calls for expert in arguments[-1]]
+
+
+def _one_call_each(function: Callable, outcome: Outcome) -> str | None:
+    (found,) = attempt(function, MIXTURE.cases, None, _calls).value
+    for label, calls in zip(MIXTURE.labels, found, strict=True):
+        if max(calls) > 1:
+            return (
+                f"an expert ran {max(calls)} times, where one call is enough ({label}; the calls "
+                f"of its experts are {calls}). Gather its rows first, of all tokens and choices"
+            )
+    return None
+
+
 MIXTURE = Exercise(
     name="mixture_forward",
     title="There, and back again",
@@ -94,6 +111,7 @@ MIXTURE = Exercise(
     cases=[lambda rank, label=label: inputs_of(label) for label in CHOICES],
     labels=list(CHOICES),
     observe=_output_and_gradients,
+    targets=[_one_call_each],
     mistakes=MISTAKES,
     hints=[
         "With a loop over the experts: token, choice = (experts_of == e).nonzero(as_tuple=True) "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import torch
 
 from pedagogy.exercises.prediction import Prediction
@@ -64,31 +66,55 @@ def _dropped_choices() -> list[int]:
     return (~kept[:, 1]).nonzero()[:, 0].tolist()
 
 
+_NAMED = [
+    (
+        [3],
+        "that goes through the tokens one by one, both choices at once. All first choices "
+        "are placed before any second one.",
+    ),
+    (
+        [1, 3],
+        "A is full with first choices, right; and B? It has two, then token 0's second one.",
+    ),
+    ([], "second choices have no buffer of their own: they get what first ones leave."),
+    (
+        [0, 1, 2, 3],
+        "B has two first choices, and so a place left: for token 0, who comes first.",
+    ),
+    ([0, 1, 3], "B's last place goes in the order of the tokens: 0 before 2."),
+    ([1, 2, 3, 4], "nobody else asks for C: token 4 gets its second choice."),
+    ([2, 3, 4], "tokens are counted from 0."),
+    (
+        [2, 3],
+        "B is right: token 0 takes its last place. But tokens 0, 2 and 4 chose A first, and "
+        "fill it: token 1 finds no room there either.",
+    ),
+    (
+        [1, 2],
+        "B is right: token 0 takes its last place. But tokens 0, 2 and 4 chose A first, and "
+        "fill it: token 3 finds no room there either.",
+    ),
+]
+_WALK = (
+    "which choices find their buffer full? Place the five first choices, then the second ones in "
+    "the order of the tokens."
+)
+
+
+def _other_lists() -> list[list[int]]:
+    """All other lists of tokens, so that no answer is told how long the right one is."""
+    known = [_dropped_choices(), *(answer for answer, _ in _NAMED)]
+    every = [list(some) for number in range(1, 6) for some in combinations(range(5), number)]
+    return [some for some in every if some not in known]
+
+
 CHOICES = Prediction(
     name="dropped_choices",
     chapter="04",
     question="Experts A, B and C have 3 places each. First and second choices of tokens 0 to 4: "
     "AB, BA, AB, BA, AC. Which tokens lose their second choice? A list",
     key=_dropped_choices,
-    mistakes=[
-        (
-            [3],
-            "that goes through the tokens one by one, both choices at once. All first choices "
-            "are placed before any second one.",
-        ),
-        (
-            [1, 3],
-            "A is full with first choices, right; and B? It has two, then token 0's second one.",
-        ),
-        ([], "second choices have no buffer of their own: they get what first ones leave."),
-        (
-            [0, 1, 2, 3],
-            "B has two first choices, and so a place left: for token 0, who comes first.",
-        ),
-        ([0, 1, 3], "B's last place goes in the order of the tokens: 0 before 2."),
-        ([1, 2, 3, 4], "nobody else asks for C: token 4 gets its second choice."),
-        ([2, 3, 4], "tokens are counted from 0."),
-    ],
+    mistakes=[*_NAMED, *((other, _WALK) for other in _other_lists())],
     because="A is full after the first choices (0, 2, 4); B has one place left, and token 0 takes "
     "it.",
 )

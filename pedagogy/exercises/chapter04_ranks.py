@@ -1,4 +1,7 @@
-"""Chapter 04, the last exercise: experts on several ranks, to which rows travel."""
+"""Chapter 04, the last exercise: experts on several ranks, to which rows travel.
+
+Rows are counted, and calls are not: an expert may run once for each rank that sends it rows.
+"""
 
 from __future__ import annotations
 

@@ -84,6 +84,16 @@ BYTES = Prediction(
             "that is one vector: it goes for two choices, there and back, forward and backward, "
             "7 times in 8.",
         ),
+        (
+            65_536,
+            "that counts 8 journeys for each choice: there, back, and both once more in backward "
+            "are 4. And one choice in eight stays at home.",
+        ),
+        (
+            3_584,
+            "that is one journey of one choice, 7 times in 8: two choices travel there and back, "
+            "forward and backward.",
+        ),
         (lambda: 8 * _bytes_per_token(), "that is for 8 tokens, one on each rank."),
         (
             2 * 32_768 * 0.875,

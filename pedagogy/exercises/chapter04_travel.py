@@ -32,24 +32,29 @@ def sliced(part: Tensor, lengths: Tensor) -> list[Tensor]:
 
 
 def by_expert(parts: list[Tensor], arriving: Tensor, split: Callable) -> list[Tensor]:
+    """Each expert's input: its block from each source, one behind the other."""
     blocks = [split(part, n) for part, n in zip(parts, arriving, strict=True)]
     return [torch.cat(of_expert) for of_expert in zip(*blocks, strict=True)]
 
 
 def by_source(outputs: list[Tensor], arriving: Tensor, split: Callable) -> list[Tensor]:
+    """What goes back to each source: its block of each expert's output."""
     back = [split(output, n) for output, n in zip(outputs, arriving.T, strict=True)]
     return [torch.cat(of_source) for of_source in zip(*back, strict=True)]
 
 
 def in_order_of_arrival(parts: list[Tensor], arriving: Tensor, split: Callable) -> list[Tensor]:
+    """A mistake: what arrived is cut as if it lay expert by expert."""
     return list(torch.cat(parts).split(arriving.sum(0).tolist()))
 
 
 def in_order_of_experts(outputs: list[Tensor], arriving: Tensor, split: Callable) -> list[Tensor]:
+    """A mistake: the outputs are cut as if they lay source by source."""
     return list(torch.cat(outputs).split(arriving.sum(1).tolist()))
 
 
 def run_each(experts: list[Callable], inputs: list[Tensor]) -> list[Tensor]:
+    """The output of each expert for its own input."""
     return [expert(rows) for expert, rows in zip(experts, inputs, strict=True)]
 
 
@@ -66,6 +71,7 @@ def travel(
     there=all_to_all,
     back=all_to_all,
 ):
+    """The reference, whose steps are arguments."""
     arriving = arrive(group, counts, len(experts))
     lengths = counts.view(group.size, -1).sum(1)
     parts = there(group, split(rows, lengths))

@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 
 
+def _others(noisy: Tensor) -> list[Tensor]:
+    """(tokens, E - 1) of each expert: without it."""
+    return [torch.cat([noisy[:, :i], noisy[:, i + 1 :]], 1) for i in range(noisy.size(-1))]
+
+
 def _excluding(noisy: Tensor, k: int, largest: bool = True) -> Tensor:
     """(tokens, E): the k-th of the others, from the largest (or from the smallest) on."""
-    columns = range(noisy.size(-1))
-    others = [torch.cat([noisy[:, :i], noisy[:, i + 1 :]], dim=1) for i in columns]
-    ranked = [one.sort(dim=1, descending=largest).values for one in others]
+    ranked = [one.sort(dim=1, descending=largest).values for one in _others(noisy)]
     return torch.stack([one[:, k - 1] for one in ranked], 1)
 
 
@@ -90,6 +93,24 @@ def _others_with_a_zero(noisy: Tensor, k: int) -> Tensor:
     return masked.topk(k).values[..., -1]
 
 
+def _turned_round(noisy: Tensor, k: int) -> Tensor:
+    inside, outside = noisy.topk(k + 1).values[:, k - 1 :].split(1, dim=1)
+    return torch.where(noisy >= inside, inside, outside)
+
+
+def _one_too_far(noisy: Tensor, k: int) -> Tensor:
+    """As `_excluding` with k + 1, by topk: its error is another where there are k others."""
+    return torch.stack([one.topk(k + 1).values[:, -1] for one in _others(noisy)], 1)
+
+
+def _other_std(new: Callable[[Tensor], Tensor]) -> Callable:
+    return lambda logits, noisy, std, k: _load(logits, noisy, new(std).expand_as(std), k)
+
+
+def _softmax_k_times(logits, noisy, std, k):
+    return k * logits.softmax(-1).sum(0)
+
+
 def _weights(logits, noisy, std, k):
     chosen = noisy.topk(k)
     return torch.zeros_like(noisy).scatter(1, chosen.indices, chosen.values.softmax(-1)).sum(0)
@@ -114,13 +135,15 @@ _CLEAN = (
     "The k-th largest is that of the clean logits. The others keep the noise that they drew: take "
     "it from `noisy`."
 )
+_ONE_FOR_ALL = "`std` differs by token and expert: each distance is divided by its own."
+_TOO_FAR = (
+    "The (k+1)-th largest of the others is one too far: an expert is among the k if it beats the "
+    "k-th of them (in Python, index k - 1)."
+)
 _CV = "This is CV squared, the loss that is made of the loads. The loads alone are asked for, (E,)."
 
 WRONG_VALUES = [
-    (
-        partial(_load, threshold=_of_all),
-        _ALL,
-    ),
+    (partial(_load, threshold=_of_all), _ALL),
     (
         partial(_load, threshold=lambda noisy, k: noisy.topk(k + 1).values[:, -1:]),
         "The (k+1)-th of all is right for the k that were chosen: without them, one fewer is above "
@@ -131,10 +154,12 @@ WRONG_VALUES = [
         "Every expert is compared with the largest of the others. To be among k it must beat the "
         "k-th of them.",
     ),
+    (partial(_load, threshold=lambda noisy, k: _excluding(noisy, k + 1)), _TOO_FAR),
+    (partial(_load, threshold=_one_too_far), _TOO_FAR),
     (
-        partial(_load, threshold=lambda noisy, k: _excluding(noisy, k + 1)),
-        "The (k+1)-th largest of the others is one too far: an expert is among the k if it beats "
-        "the k-th of them (in Python, index k - 1).",
+        partial(_load, threshold=_turned_round),
+        "Turned round: a chosen expert has to beat the (k+1)-th of all, since itself it is among "
+        "the k above; each of the others, the k-th.",
     ),
     (
         partial(_load, threshold=partial(_excluding, largest=False)),
@@ -170,6 +195,14 @@ WRONG_VALUES = [
     ),
     (_no_std, "The distance is not divided by `std`: Phi counts in standard deviations."),
     (_times_std, "The distance is multiplied by `std`; Phi wants it in standard deviations."),
+    (_other_std(lambda std: std.mean()), _ONE_FOR_ALL),
+    (_other_std(lambda std: std.mean(0)), _ONE_FOR_ALL),
+    (_other_std(lambda std: std.mean(1, keepdim=True)), _ONE_FOR_ALL),
+    (
+        _other_std(lambda std: std * 2**0.5),
+        "`std` is multiplied by the root of 2, as if the noise of both sides were drawn again. "
+        "Only this expert's is; what it has to beat stays.",
+    ),
     (_variance, "The distance is divided by the square of `std`; Phi counts in `std`."),
     (
         partial(_load, chance=torch.sigmoid),
@@ -207,6 +240,11 @@ WRONG_VALUES = [
     (partial(_load, total=partial(_squared_cv, unbiased=True)), _CV),
     (_weights, _IMPORTANCE),
     (_probabilities, _IMPORTANCE),
+    (
+        _softmax_k_times,
+        "k times the softmax adds up to the right total, but it is not the chance of being among "
+        "the k: that asks what is to be beaten, and how large the noise is.",
+    ),
     (_counted, _HARD),
     (_counted_in_integers, _HARD),
 ]

@@ -101,6 +101,39 @@ def _as_many_as_were_chosen(product: Callable) -> Callable:
     return wrong
 
 
+def _experts_up_to_the_highest(probabilities, experts):
+    """E is taken from `experts`, and P cut to it."""
+    seen = int(experts.max()) + 1
+    return seen * (torch.bincount(experts) / len(experts) @ probabilities.mean(0)[:seen])
+
+
+def _sums_before_the_product(probabilities, experts):
+    f = _chosen(probabilities, experts).mean(0)
+    return probabilities.size(-1) * f.sum() * probabilities.mean(0).sum()
+
+
+def _other_measure(measure: Callable[[Tensor], Tensor], of_f: bool) -> Callable:
+    """Another measure of balance, of f or of P."""
+
+    def wrong(probabilities, experts):
+        counted = _chosen(probabilities, experts) if of_f else probabilities
+        return measure(counted.mean(0))
+
+    return wrong
+
+
+def _entropy_of_tokens(probabilities, experts):
+    return -(probabilities * probabilities.log()).sum(-1).mean()
+
+
+_MEASURES = [
+    lambda shares: shares.var() / shares.mean() ** 2,
+    lambda shares: shares.var(unbiased=False) / shares.mean() ** 2,
+    lambda shares: ((shares - 1 / len(shares)) ** 2).sum(),
+    lambda shares: ((shares - 1 / len(shares)) ** 2).mean(),
+    lambda shares: (shares * shares.log()).sum(),
+    lambda shares: -(shares * shares.log()).sum(),
+]
 _PRODUCTS = [lambda f, p: f * p, lambda f, p: p * f, lambda f, p: f @ p, lambda f, p: p @ f]
 
 
@@ -116,6 +149,7 @@ _TOKEN_BY_TOKEN = (
     "This is made of the probabilities of the experts that were chosen alone. P_e is a mean over "
     "all tokens, also over those that did not choose e; only then it is multiplied by f_e."
 )
+_OTHER = "This is another measure of balance; asked for is E sum_e f_e P_e."
 _SQUARED = (
     "f is a mean probability here, as P is. f is the share of tokens that really chose the expert, "
     "counted from `experts`."
@@ -187,4 +221,16 @@ WRONG_LOSSES = [
         "the probabilities.",
     ),
     *((_as_many_as_were_chosen(product), _SHORT) for product in _PRODUCTS),
+    (
+        _experts_up_to_the_highest,
+        "E counts all experts, also those that nobody chose: it is probabilities.size(-1), not "
+        "experts.max() + 1.",
+    ),
+    (
+        _sums_before_the_product,
+        "f and P are each summed before they are multiplied, and these sums are always 1. First "
+        "the product for each expert, then the sum.",
+    ),
+    (_entropy_of_tokens, _OTHER),
+    *((_other_measure(measure, of_f), _OTHER) for measure in _MEASURES for of_f in (True, False)),
 ]

@@ -1,7 +1,7 @@
 """Chapter 04: dispatch and combine with one part exchanged, and what to say about it.
 
 `_mixture` loops over the experts; most mistakes are one other argument. An answer that sorts the
-choices goes wrong in ways of its own: there, `_sorted` stands in its place.
+choices goes wrong in ways of its own, which stand in `chapter04_wrong_sorted`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pedagogy.exercises.chapter04_wrong_sorted import WRONG_SORTED
+
 
 def _weight_outputs(expert: Callable, rows: Tensor, weights: Tensor) -> Tensor:
     return expert(rows) * weights[:, None]
+
+
+def _detached(expert: Callable, rows: Tensor, weights: Tensor) -> Tensor:
+    return expert(rows).detach() * weights[:, None]
 
 
 def _own_weight(weights: Tensor, token: Tensor, choice: Tensor) -> Tensor:
@@ -42,6 +48,20 @@ def _mixture(x, weights, experts_of, experts, run=_weight_outputs, put=_add, cou
 def _reweighted(new: Callable[[Tensor], Tensor]) -> Callable:
     """The right mixture, with other weights."""
     return lambda x, weights, *others: _mixture(x, new(weights), *others)
+
+
+def _column_of_the_expert(skip: bool) -> Callable:
+    """weights[token, e]: there are k columns, and an IndexError for the first e that has none."""
+
+    def wrong(x, weights, experts_of, experts):
+        result = torch.zeros_like(x)
+        for e, expert in enumerate(experts):
+            token = (experts_of == e).any(1).nonzero()[:, 0]
+            if len(token) or not skip:
+                result = _add(result, token, expert(x[token]) * weights[token, e][:, None])
+        return result
+
+    return wrong
 
 
 def _choices_alone(which: slice) -> Callable:
@@ -89,38 +109,6 @@ def _last_choice_stays(x, weights, experts_of, experts):
     return result
 
 
-def _sorted(
-    x,
-    weights,
-    experts_of,
-    experts,
-    token_of=lambda order, x, k: order // k,
-    weight_of=lambda weights, order: weights.flatten()[order],
-    finish=lambda weighted, order, token, x: torch.zeros_like(x).index_add(0, token, weighted),
-):
-    k, order = experts_of.size(1), experts_of.flatten().argsort(stable=True)
-    counts = torch.bincount(experts_of.flatten(), minlength=len(experts)).tolist()
-    token = token_of(order, x, k)
-    parts = x[token].split(counts)
-    outputs = torch.cat([expert(part) for expert, part in zip(experts, parts, strict=True)])
-    return finish(outputs * weight_of(weights, order)[:, None], order, token, x)
-
-
-def _summed(weighted: Tensor, order: Tensor, token: Tensor, x: Tensor) -> Tensor:
-    """As if row r belonged to token r // k."""
-    return weighted.view(len(x), -1, x.size(1)).sum(1)
-
-
-def _added_by_index(weighted: Tensor, order: Tensor, token: Tensor, x: Tensor) -> Tensor:
-    result = torch.zeros_like(x)
-    result[token] += weighted
-    return result
-
-
-def _ones(weights: Tensor, order: Tensor) -> Tensor:
-    return torch.ones(len(order))
-
-
 _DENSE = (
     "The numbers are right, but every expert ran on every token, and most of its work was thrown "
     "away: as many FLOPs as a dense layer of all experts. Give each expert its own rows: x[token]."
@@ -137,7 +125,10 @@ _OF_ALL_CHOICES = (
     "An output is multiplied by all of its token's weights together, their sum or mean: its own is "
     "weights[token, choice]."
 )
-_UNSORTED = "The outputs come back sorted by expert: each must go to its own token."
+_BY_CHOICE = (
+    "weights has a column for each choice, not for each expert: weights[token, choice], where "
+    "token, choice = (experts_of == e).nonzero(as_tuple=True)."
+)
 
 MISTAKES = [
     (_all_on_all, _DENSE),
@@ -198,11 +189,6 @@ MISTAKES = [
     (partial(_mixture, put=_assign), _LAST),
     (_last_choice_stays, _LAST),
     (
-        partial(_sorted, finish=_added_by_index),
-        "`result[token] += ...` with the same token twice keeps one of its contributions. "
-        "index_add adds all of them.",
-    ),
-    (
         _choices_alone(slice(1)),
         "Only the first choice of each token is there: with k = 2 there is a second.",
     ),
@@ -215,32 +201,12 @@ MISTAKES = [
         "The output is right, but it has no gradient: experts and router are trained together, "
         "through this function (no no_grad(), no detach()).",
     ),
-    (partial(_sorted, finish=_summed), _UNSORTED),
-    (partial(_sorted, finish=lambda weighted, order, token, x: weighted), _UNSORTED),
     (
-        partial(_sorted, weight_of=_ones, finish=lambda weighted, order, token, x: weighted),
-        "These are the experts' outputs, sorted by expert: multiply each by its weight, and add it "
-        "to its own token.",
+        partial(_mixture, run=_detached),
+        "The experts' outputs are detached: no gradient goes back through them, to x or to the "
+        "experts' weights. Only `experts_of` has none.",
     ),
-    (
-        partial(
-            _sorted,
-            finish=lambda weighted, order, token, x: _summed(weighted[order], order, token, x),
-        ),
-        "`outputs[order]` sorts a second time. The way back is the inverse: order.argsort(), or "
-        "index_add with the token of each row.",
-    ),
-    (
-        partial(_sorted, token_of=lambda order, x, k: order % len(x)),
-        "Row r of experts_of.flatten() is the choice of token r // k, not r % tokens.",
-    ),
-    (
-        partial(_sorted, token_of=lambda order, x, k: order),
-        "experts_of.flatten() has k rows for each token: row r is a choice of token r // k, not a "
-        "token.",
-    ),
-    (
-        partial(_sorted, weight_of=lambda weights, order: weights.flatten()),
-        "The outputs are sorted by expert, and the weights are not: weights.flatten()[order].",
-    ),
+    (_column_of_the_expert(False), _BY_CHOICE),
+    (_column_of_the_expert(True), _BY_CHOICE),
+    *WRONG_SORTED,
 ]

@@ -111,6 +111,24 @@ def _idle_experts_left_out(group, *arguments):
     return travel(group, *arguments, run=run)
 
 
+def _counts_lie_by_rank(group, rows, counts, experts):
+    """The counts are read as if an expert's were neighbours, one for each rank."""
+    mixed = counts.view(len(experts), group.size).T
+    return travel(group, rows, mixed.reshape(-1), experts)
+
+
+def _outputs_divided(group, *arguments):
+    return travel(group, *arguments) / group.size
+
+
+def _lists_for_tensors(group, rows, counts, experts):
+    group.all_to_all(counts.view(group.size, -1).tolist())
+
+
+def _numbers_for_tensors(group, rows, counts, experts):
+    group.all_to_all(counts.view(group.size, -1).sum(1).tolist())
+
+
 def _raised_on(rank: int, wrong: Callable) -> Callable:
     """`wrong`, whose error is that of this rank, where by itself either could be the first."""
 
@@ -150,6 +168,11 @@ _BY_RANK = (
 _PARTS = (
     "rows.chunk cuts into equal parts. How many go to a rank is the sum of the counts of its "
     "experts: counts.view(N, -1).sum(1)."
+)
+
+_TENSORS = (
+    "all_to_all takes a list of tensors, one for each rank, and these are Python's lists or "
+    "numbers: list(counts.view(N, -1)) is a list of tensors; tolist() is for the lengths of split."
 )
 
 MISTAKES = [
@@ -198,6 +221,21 @@ MISTAKES = [
     (_equal_parts, _PARTS),
     (_raised_on(0, _rows_in_equal_parts), _PARTS),
     (_raised_on(1, _rows_in_equal_parts), _PARTS),
+    (
+        _counts_lie_by_rank,
+        "The counts are sorted by expert, so those of one rank's experts are neighbours: "
+        "counts.view(N, -1) has a row for each rank.",
+    ),
+    (
+        _outputs_divided,
+        "The outputs are divided by the number of ranks. The layer's outputs are those of one "
+        "process; what may be divided, later, are the experts' gradients.",
+    ),
+    *(
+        (_raised_on(rank, wrong), _TENSORS)
+        for wrong in (_lists_for_tensors, _numbers_for_tensors)
+        for rank in (0, 1)
+    ),
     (
         _leaves_without_rows,
         "A rank that has no rows, or gets none, leaves early, and the other waits for it. An "

@@ -3,8 +3,8 @@
 How to read it
 --------------
 A routed passage is written out in its order. Under each character stands a box for each of its
-choices, in the expert's colour and with its number. A choice that found no room is struck out, and
-so is the character if none of its choices found any. Below, a column of greys is what the gate said
+choices, in the expert's colour and with its number. A choice that found no room is hatched, and the
+character is grey if none of its choices found any. Below, a column of greys is what the gate said
 about the character, one row for each expert. The bars count the choices: full is kept, hatched is
 dropped, a dashed line is the capacity and a dotted one the even share.
 
@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from pedagogy.plots import style
 from pedagogy.plots.labels import add_labels
-from pedagogy.plots.lanes import add_boxes, add_lines
+from pedagogy.plots.lanes import add_boxes
 from pedagogy.plots.tensor import inches_axes
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ COLUMNS, CELL, LEFT = 48, 0.186, 0.9  # characters a line, inches a character, l
 CHOICE, HEAT, LINE = 0.38, 0.62, 1.4  # heights in inches: the choices, the greys, a line
 BARS = 1.8  # inches that the bars take at the bottom
 GREYS = LinearSegmentedColormap.from_list("probability", [style.PAPER, style.INK])
+PALE, LOST = "#E3B5A8", "#7B8590"  # of hatches with a number on them, of characters without room
 SHOWN = {" ": "\u2423", "\n": "\u21b5", "\t": "\u21e5"}
 
 
@@ -81,31 +82,27 @@ def routing_finding(routing: Routing, capacity: int | None) -> str:
 
 
 def _draw_choices(ax: Axes, tokens: Sequence[str], routing: Routing, at: list) -> None:
-    """Write each character, and under it a box for each choice; strike out what is dropped."""
-    texts = [SHOWN.get(token, token) for token in tokens]
-    add_labels(ax, "characters", texts, at, style.INK, 10.5)
+    """Write each character, and under it a box for each choice; hatch what is dropped."""
     boxes: dict[tuple[int, bool], list] = {}
-    marks, strokes = [], []
+    marks, written = [], {True: [], False: []}
     high = CHOICE / routing.experts.size(1)
-    pairs = zip(routing.experts.tolist(), routing.kept.tolist(), at, strict=True)
-    for experts, kept, (x, y) in pairs:
+    pairs = zip(tokens, routing.experts.tolist(), routing.kept.tolist(), at, strict=True)
+    for token, experts, kept, (x, y) in pairs:
+        written[any(kept)].append((SHOWN.get(token, token), (x, y)))
         for place, (expert, stays) in enumerate(zip(experts, kept, strict=True)):
             middle = y - 0.14 - (place + 0.5) * high
             box = _box(x, middle, CELL / 2 - 0.006, high / 2 - 0.006)
             boxes.setdefault((expert, stays), []).append(box)
             marks.append((str(expert), (x, middle)))
-            if not stays:
-                strokes.append(box[::2])
-        if not any(kept):
-            strokes.append([(x - 0.08, y - 0.08), (x + 0.08, y + 0.09)])
     for (expert, stays), drawn in sorted(boxes.items()):
         gid = f"expert {expert}" if stays else f"dropped by {expert}"
-        edges = {"edgecolors": style.ACCENT, "linewidths": 0.5}
-        look = {"linewidths": 0} if stays else edges
+        hatched = {"hatch": "////", "edgecolors": PALE, "linewidths": 0.5}
+        look = {"linewidths": 0} if stays else hatched
         add_boxes(ax, gid, drawn, expert_colour(expert) if stays else style.PAPER, **look)
     add_labels(ax, "experts", *zip(*marks, strict=True), style.INK, 7.0)
-    if strokes:
-        add_lines(ax, "struck out", strokes, color=style.ACCENT, linewidth=1.1, zorder=8)
+    for found, gid, ink in ((True, "characters", style.INK), (False, "lost", LOST)):
+        if written[found]:
+            add_labels(ax, gid, *zip(*written[found], strict=True), ink, 10.5)
 
 
 def _draw_greys(ax: Axes, routing: Routing, tops: list[float]) -> None:
@@ -165,12 +162,12 @@ def _draw_loads(ax: Axes, routing: Routing, capacity: int | None) -> None:
 
 
 def _draw_key(figure: Figure, title: str, black: float) -> None:
-    """Write the title, and at the right of the bars what a stroke, a hatch and a grey say."""
+    """Write the title, and at the right of the bars what a hatch and a grey say."""
     height = figure.get_size_inches()[1]
     with style.styled():
         look = {"fontsize": 12, "fontweight": "bold", "gid": "title"}
         figure.text(0.012, 1 - 0.26 / height, title, **look)
-        told = ("struck out, hatched: dropped", "gate: probability of an expert")
+        told = ("grey, hatched: dropped", "gate: probability of an expert")
         for text, y in zip(told, (0.98, 0.68), strict=True):
             figure.text(0.79, y / height, text, color=style.INK, fontsize=8.5, va="center")
     ramp = style.add_axes(figure, 7.9, 0.42, 1.4, 0.13)

@@ -141,22 +141,38 @@ def equal_compute_figure(
 
 
 def specialisation_figure(
-    counts: Tensor, classes: Sequence[str], information: float, shuffled: Sequence[float]
+    counts: Tensor,
+    classes: Sequence[str],
+    information: float,
+    shuffled: Sequence[float],
+    untrained: float | None = None,
 ) -> Figure:
     """How each expert's tokens divide among the classes, and whether chance would do the same.
 
-    **Shapes** counts (classes, experts); `information` in bits, `shuffled` that of each shuffle.
+    **Shapes** counts (classes, experts); `information` in bits, `shuffled` that of each shuffle,
+    `untrained` that of the gate before training.
     """
     figure = style.new_figure(style.WIDTH, 0.5 * len(classes) + 1.35)
     tall = 0.5 * len(classes)
     _draw_table(style.add_axes(figure, 1.15, 0.7, 5.0, tall), numbers(counts), classes)
-    _draw_shuffles(style.add_axes(figure, 6.95, 0.7, 2.8, tall), information, shuffled)
+    ax = style.add_axes(figure, 6.95, 0.7, 2.8, tall)
+    _draw_shuffles(ax, information, shuffled, untrained)
+    there_are = entropy(counts)
+    with style.styled():
+        ax.set_xlabel(f"bits told of the class, of {there_are:.2f}")
     as_much = sum(one >= information for one in shuffled)
+    before = "" if untrained is None else f"; untrained it told {untrained:.3f}"
     return style.finding(
         figure,
-        f"The expert tells {information:.3f} bits of a token's class; {as_much} of "
-        f"{len(shuffled)} shuffles tell as much (the most: {max(shuffled):.3f}).",
+        f"The expert tells {information:.3f} of {there_are:.3f} bits of a token's class{before}; "
+        f"{as_much} of {len(shuffled)} shuffles tell as much (the most: {max(shuffled):.3f}).",
     )
+
+
+def entropy(counts: Tensor) -> float:
+    """Bits that a token's class is worth: (classes, experts), the experts being of no matter."""
+    shares = numbers(counts).sum(1) / numbers(counts).sum()
+    return float(-(shares[shares > 0] * np.log2(shares[shares > 0])).sum())
 
 
 def _draw_table(ax: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
@@ -182,21 +198,28 @@ def _draw_table(ax: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
     add_labels(ax, "shares", texts, cells, style.INK, 8.0)
 
 
-def _draw_shuffles(ax: Axes, information: float, shuffled: Sequence[float]) -> None:
+def _draw_shuffles(
+    ax: Axes, information: float, shuffled: Sequence[float], untrained: float | None
+) -> None:
     """Draw how much information each shuffle had left, and how much there was."""
-    end = 1.12 * max(information, *shuffled)
+    told = {"untrained": untrained, "trained": information}
+    told = {name: bits for name, bits in told.items() if bits is not None}
+    end = 1.12 * max(*told.values(), *shuffled)
     heights, edges = np.histogram(shuffled, bins=40, range=(0, end))
     with style.styled():
         look = {"color": style.FORWARD[0], "edgecolor": style.BACKWARD[0], "hatch": "////"}
         ax.stairs(heights, edges, fill=True, gid="shuffled", **look)
-        ax.axvline(information, color=style.ACCENT, linestyle="--", linewidth=1.6, gid="measured")
         ax.set_xlim(0, end)
         ax.set_ylim(0, 1.3 * heights.max())
-        ax.set_xlabel("bits that the expert tells of the class")
         ax.set_ylabel("shuffles")
         note = {"va": "center", "fontsize": 9, "textcoords": "offset points"}
         low = {"xytext": (4, 0), "ha": "left", "color": style.BACKWARD[0]}
         ax.annotate("shuffled", (max(shuffled), 1.12 * heights.max()), **note, **low)
-        side = {"xytext": (-4, 0), "ha": "right", "color": style.ACCENT}
-        ax.annotate("measured", (information, 0.6 * heights.max()), **note, **side)
+        for (name, bits), height in zip(told.items(), (0.35, 0.7), strict=False):
+            dashes = "--" if name == "trained" else ":"
+            ax.axvline(bits, color=style.ACCENT, linestyle=dashes, linewidth=1.6, gid=name)
+            side = {"xytext": (4, 0), "ha": "left", "color": style.ACCENT}
+            if bits > end / 2:
+                side |= {"xytext": (-4, 0), "ha": "right"}
+            ax.annotate(name, (bits, height * heights.max()), **note, **side)
         ax.set_title("Against chance", pad=10)

@@ -33,7 +33,7 @@ PASSAGE = (
     "total += i * i\n"
 )
 NO_LIMIT = 0.0
-FACTORS = [("0.5", 0.5), ("0.75", 0.75), ("1", 1.0), ("1.25", 1.25), ("1.5", 1.5), ("2", 2.0)]
+FACTORS = [(f"{factor:g}", factor) for factor in (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0)]
 Logits = Mapping[tuple[int, float], Tensor]  # (experts, loss weight) -> (tokens, experts)
 
 
@@ -71,15 +71,16 @@ def render_routing(
     title = f"{experts} experts, trained with {loss_weight:g} of the balancing loss"
     figure = routing_figure(PASSAGE, routing, capacity, title)
     balance = switch_loss(routing.probabilities, routing.experts).item()
-    told = f"E sum f P is {balance:.2f} (1 when even, {experts} with all on one)."
+    all_on_one = f"{experts} when one expert has all, with probability 1"
+    told = f"E sum f P is {balance:.2f} (1 when f or P is even, {all_on_one})."
     return style.finding(figure, f"{figure.get_label()} {told}")
 
 
 def routing_explorer(trainings: Mapping[tuple[int, float], Training]) -> Explorer:
     """Return the explorer of routing, over trainings by (experts, weight of the balancing loss).
 
-    Try this: without the balancing loss, at a capacity factor of 1, see which characters are struck
-    out: the later ones of an expert. Raise the factor until none is: the buffers of experts that
+    Try this: without the balancing loss, at a capacity factor of 1, see which characters find no
+    room: the later ones of an expert. Raise the factor until all do: the buffers of experts that
     nobody asks for have grown with it. Go back to 1 and raise the noise: it spreads the choices.
     **Raises** ValueError where a number of experts lacks a weight that another has.
     """

@@ -1,6 +1,6 @@
 """Explorer of chapter 04: parameters against FLOPs, with experts and without.
 
-Everything is counted for our GPT, whatever its size: bytes as tokens, 64 of them in a sequence,
+Everything is counted for our GPT, whatever its size: bytes as tokens, 32 of them in a sequence,
 experts of 8 h^2 weights. So a preset has the layers, hidden size and experts of a published model,
 and not its parameters: GShard's experts are twice as wide, Switch-C's three quarters as wide.
 
@@ -24,7 +24,7 @@ from pedagogy.widgets.controls import choice
 from pedagogy.widgets.explorer import Try
 from pedagogy.widgets.presets import OWN, PresetExplorer
 
-SEQUENCE = 64
+SEQUENCE = 32  # what the chapter's models read at once
 NAMES = ("dense", "all experts", "on one rank", "used by a token")
 SHAPE = ("layers", "hidden", "experts", "k", "every", "ranks")
 PRESETS = {
@@ -57,11 +57,11 @@ def experts_costs(
         raise ValueError(f"{experts} experts on {ranks} ranks: the ranks must divide them")
     dense_flops = flops_per_token(layers, hidden, SEQUENCE)
     flops = flops_per_token(layers, hidden, SEQUENCE, num_experts=experts, k=k, every=every)
-    total = moe_parameters(layers, hidden, experts, every=every)
+    total = moe_parameters(layers, hidden, experts, sequence=SEQUENCE, every=every)
     # one expert of each mixture, with its 5 h biases
     one = layers // every * (expert_parameters(hidden, 4 * hidden) + 5 * hidden)
     counts = (
-        moe_parameters(layers, hidden, 1),
+        moe_parameters(layers, hidden, 1, sequence=SEQUENCE),
         total,
         total - (experts - experts // ranks) * one,
         total - (experts - k) * one,
@@ -93,16 +93,16 @@ def _draw_models(
     ax: Axes, costs: dict[str, Cost], layers: int, experts: int, k: int, every: int, hidden: int
 ) -> None:
     """Draw the line of dense models, the way up to so many experts, and the four points."""
-    sizes = [hidden / 32 * 2**i for i in range(11)]
+    sizes = [max(1, round(hidden / 32 * 2**i)) for i in range(11)]
     dense = [
-        (flops_per_token(layers, round(h), SEQUENCE), moe_parameters(layers, round(h), 1))
+        (flops_per_token(layers, h, SEQUENCE), moe_parameters(layers, h, 1, sequence=SEQUENCE))
         for h in sizes
-        if h >= 1
     ]
     way = [costs["dense"][::-1]]
     for number in (n for n in POWERS if k <= n <= experts and n > 1):
         flops = flops_per_token(layers, hidden, SEQUENCE, num_experts=number, k=k, every=every)
-        way.append((flops, moe_parameters(layers, hidden, number, every=every)))
+        whole = moe_parameters(layers, hidden, number, sequence=SEQUENCE, every=every)
+        way.append((flops, whole))
     middle, (low, high) = costs["dense"].flops, _ends(costs)
     with style.styled():
         for axis in (ax.xaxis, ax.yaxis):
@@ -153,11 +153,13 @@ def _write_table(figure: Figure, costs: dict[str, Cost]) -> None:
 def _finding(costs: dict[str, Cost], experts: int, ranks: int, used: int) -> str:
     dense, whole, rank, token = costs.values()
     told = f"each of {used} ranks" if used > 1 else "the one rank"
+    part = token.parameters / whole.parameters
+    share = f"{part:.0%}" if part > 0.1 else f"{100 * part:.2g}%"
     less = f" Of {ranks} ranks {ranks - used} would hold no expert." if used < ranks else ""
     return (
         f"With {experts} experts {whole.parameters / dense.parameters:,.1f} times the parameters "
         f"of the dense model, at {whole.flops / dense.flops:.2f} times its FLOPs a token: a token "
-        f"uses {token.parameters / whole.parameters:.2%} of them, and {told} holds "
+        f"uses {share} of them, and {told} holds "
         f"{short(rank.parameters)}.{less}"
     )
 
@@ -194,7 +196,7 @@ def experts_cost_explorer() -> PresetExplorer:
         try_this=(
             Try(
                 "64 experts",
-                "8 times the experts, and FLOPs that grow by the router's alone: 4 % more",
+                "8 times the experts, and FLOPs that grow by the router's alone: 5 % more",
                 {**PRESETS[small], "experts": 64},
             ),
             Try(
@@ -205,7 +207,7 @@ def experts_cost_explorer() -> PresetExplorer:
             Try(
                 "on 8 ranks",
                 "Switch-C's shape, 256 experts of each layer on a rank: 267 B parameters, over "
-                "1 TB in 32 bit",
+                "1 TB in 32 bit (the paper's, with narrower experts: 196 B)",
                 {**PRESETS[switch], "ranks": 8},
             ),
         ),

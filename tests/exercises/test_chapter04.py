@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import combinations
 
 import cloudpickle
 import torch
@@ -13,10 +14,11 @@ from pedagogy.exercises.chapter04 import PLACES, place_in_buffers
 from pedagogy.exercises.chapter04_balance import BALANCE, balance_loss
 from pedagogy.exercises.chapter04_load import smooth_load
 from pedagogy.exercises.chapter04_mixture import CHOICES, MIXTURE, draw_experts, inputs_of
+from pedagogy.exercises.chapter04_predictions import CHOICES as CHOSEN
 from pedagogy.exercises.chapter04_predictions import DROPPED, MICRO_BATCHES
 from pedagogy.exercises.chapter04_ranks import COUNTS, EXPERTS, HIDDEN, ON_RANKS, factors_of
 from pedagogy.exercises.chapter04_ranks import inputs_of as inputs_of_rank
-from pedagogy.exercises.chapter04_traffic import EXPERT_GRADIENT, SWITCH_C
+from pedagogy.exercises.chapter04_traffic import BYTES, EXPERT_GRADIENT, SWITCH_C
 from pedagogy.moe import combine, dispatch, expected_load, keep_within, places_of
 from pedagogy.moe import run_experts as run_each
 from pedagogy.moe.routing import Routing
@@ -97,13 +99,6 @@ def test_a_mixture_is_the_weighted_sum_of_all_experts_with_zeros_for_the_others(
         assert answer["the rows that each expert was given"] == counts
 
 
-def token_by_token(x, weights, experts_of, experts):
-    rows = []
-    for t, chosen in enumerate(experts_of.tolist()):
-        rows.append(sum(weights[t, j] * experts[e](x[t]) for j, e in enumerate(chosen)))
-    return torch.stack(rows)
-
-
 def of_the_package(x, weights, experts_of, experts):
     kept = torch.ones_like(experts_of, dtype=torch.bool)
     places, gates = places_of(experts_of, len(experts)), torch.zeros(len(x), len(experts))
@@ -111,8 +106,7 @@ def of_the_package(x, weights, experts_of, experts):
     return combine(run_each(sent.rows, sent.counts, experts), sent, len(x))
 
 
-def test_a_mixture_token_by_token_and_that_of_the_package_are_accepted():
-    assert engine.explain(MIXTURE, token_by_token).startswith(engine.CORRECT)
+def test_the_package_s_mixture_is_accepted():
     assert engine.explain(MIXTURE, of_the_package).startswith(engine.CORRECT)
 
 
@@ -159,6 +153,20 @@ def test_C43_the_mean_of_two_collapsed_micro_batches_is_2_and_together_they_are_
     assert "loss of the whole batch" in prediction.judge(MICRO_BATCHES, 1)
     one_hot = torch.eye(2).repeat_interleave(3, 0)
     assert balance_loss(one_hot, one_hot.argmax(1)) == 1
+
+
+def test_a_list_of_tokens_is_never_told_how_long_the_right_one_is():
+    assert prediction.judge(CHOSEN, [1, 2, 3]).startswith("correct")
+    assert "token 1 finds no room there either" in prediction.judge(CHOSEN, [2, 3])
+    assert "token 3 finds no room there either" in prediction.judge(CHOSEN, [1, 2])
+    lists = [list(some) for n in range(6) for some in combinations(range(5), n)]
+    assert not any("a list of" in prediction.judge(CHOSEN, some) for some in lists)
+
+
+def test_the_journeys_of_a_token_s_choices_are_counted():
+    assert prediction.judge(BYTES, 4 * 2 * 7 / 8 * 4096).startswith("correct")
+    assert "8 journeys for each choice" in prediction.judge(BYTES, 8 * 2 * 4096)
+    assert "one journey of one choice" in prediction.judge(BYTES, 7 / 8 * 4096)
 
 
 def test_C47_the_expert_s_gradient_is_2_and_not_4():

@@ -27,9 +27,8 @@ def lines(ax, gid):
     return [line for line in ax.lines if line.get_gid() == gid]
 
 
-def strokes(ax):
-    """How many strokes stand in the picture: each is two points and a gap."""
-    return sum(len(line.get_xdata()) // 3 for line in lines(ax, "struck out"))
+def texts(ax, gid):
+    return [text for text, _ in labels_of(ax, gid)]
 
 
 # A routed passage
@@ -48,20 +47,26 @@ def test_every_character_is_written_in_order_above_its_choices():
     assert chosen == [["0", "1"], ["0", "1"], ["0", "2"], ["2", "0"]]
 
 
-def test_a_choice_that_found_no_room_is_struck_out_and_so_is_its_character():
+def test_a_choice_that_found_no_room_is_hatched_and_its_character_grey():
     ax = routing_figure(list(TEXT), top_k(LOGITS, 1, capacity=2), 2).axes[0]
     assert drawn(ax, "expert ") == {"expert 0": 2, "expert 2": 1}
     assert drawn(ax, "dropped by") == {"dropped by 0": 1}
-    assert strokes(ax) == 2  # of the choice, and of the character
-    third = labels_of(ax, "characters")[2][1][0]
-    (x, _, _), *_ = [line.get_xdata()[:3] for line in lines(ax, "struck out")]
-    assert x == pytest.approx(third, abs=0.1)
+    hatches = {c.get_gid(): c.get_hatch() for c in ax.collections if "exp" in c.get_gid()}
+    assert hatches == {"expert 0": None, "expert 2": None}
+    (dropped,) = [c for c in ax.collections if c.get_gid() == "dropped by 0"]
+    assert dropped.get_hatch() == "////"
+    assert (texts(ax, "characters"), texts(ax, "lost")) == (["a", "b", "1"], ["\u2423"])
+    assert labels_of(ax, "lost")[0][1][0] == labels_of(ax, "experts")[2][1][0]
+    lost, found = ([a for a in ax.artists if a.get_gid() == gid] for gid in ("lost", "characters"))
+    assert lost[0].colour != found[0].colour
 
 
-def test_a_character_is_not_struck_out_while_one_of_its_choices_is_kept():
+def test_a_character_is_not_grey_while_one_of_its_choices_is_kept():
     routing = top_k(LOGITS, 2, capacity=3)  # expert 0 is wanted 4 times
     assert routing.num_dropped == 1
-    assert strokes(routing_figure(list(TEXT), routing, 3).axes[0]) == 1
+    ax = routing_figure(list(TEXT), routing, 3).axes[0]
+    assert sum(drawn(ax, "dropped by").values()) == 1
+    assert texts(ax, "lost") == []
 
 
 def test_the_bars_are_the_choices_of_each_expert_kept_and_dropped():
@@ -79,10 +84,11 @@ def test_the_bars_are_the_choices_of_each_expert_kept_and_dropped():
     )
 
 
-def test_without_a_capacity_no_line_is_drawn_and_nothing_is_struck_out():
+def test_without_a_capacity_no_line_is_drawn_and_nothing_is_hatched_or_grey():
     figure = routing_figure(list(TEXT), top_k(LOGITS, 1), None)
     assert not lines(figure.axes[1], "capacity")
-    assert strokes(figure.axes[0]) == 0
+    assert not drawn(figure.axes[0], "dropped by")
+    assert not texts(figure.axes[0], "lost")
     assert "(0%) without a limit" in figure.get_label()
 
 

@@ -83,8 +83,20 @@ def test_the_table_shows_each_experts_tokens_by_class_and_all_of_them_last():
     assert columns[3] == ["50%", "17%", "17%", "17%"]
     ticks = [tick.get_text() for tick in figure.axes[0].get_xticklabels()]
     assert ticks == ["0\n8", "1\n0", "2\n4", "all\n12"]
-    (measured,) = lines(figure.axes[1], "measured")
-    assert measured.get_xdata()[0] == 1.25
+    (trained,) = lines(figure.axes[1], "trained")
+    assert trained.get_xdata()[0] == 1.25
+    assert not lines(figure.axes[1], "untrained")
+
+
+def test_the_gate_before_training_and_what_there_is_to_tell_are_shown_as_well():
+    counts = torch.tensor([[4, 0, 0], [2, 0, 0], [0, 1, 0], [0, 0, 1]])  # 1/2, 1/4, 1/8, 1/8
+    figure = specialisation_figure(counts, CLASSES, 1.25, [0.1, 0.2], untrained=0.5)
+    (untrained,) = lines(figure.axes[1], "untrained")
+    assert untrained.get_xdata()[0] == 0.5
+    assert figure.axes[1].get_xlabel().endswith("of 1.75")
+    assert "tells 1.250 of 1.750 bits of a token's class; untrained it told 0.500;" in (
+        figure.get_label()
+    )
 
 
 def test_the_finding_counts_the_shuffles_that_tell_as_much():

@@ -127,6 +127,24 @@ def test_the_buffers_grow_with_the_factor_and_with_k_and_shrink_with_the_experts
     assert explorer.readout.startswith("0 of 96 choices are dropped (0%) without a limit")
 
 
+@routings
+def test_the_largest_factor_has_room_for_most_of_the_passage_in_one_of_eight_experts(explorer):
+    readout = explorer.set(**PLAIN | {"capacity_factor": 6.0}).readout
+    assert "with room for 72 in each expert" in readout
+
+
+def test_even_probabilities_have_a_loss_of_1_wherever_the_tokens_go():
+    """What the explorer says of 1: f or P is even. Here P is, and all go to expert 0."""
+    logits = {(8, 0.0): torch.zeros(len(PASSAGE), 8)}
+    label = render_routing(**PLAIN, logits=logits).get_label()
+    assert "the fullest of 8 experts is 0, with 96" in label
+    assert "E sum f P is 1.00 (1 when f or P is even" in label
+    logits = {(8, 0.0): torch.zeros(len(PASSAGE), 8).index_fill(1, torch.tensor([3]), 50.0)}
+    label = render_routing(**PLAIN, logits=logits).get_label()
+    assert "E sum f P is 8.00" in label
+    assert "8 when one expert has all, with probability 1" in label
+
+
 def test_only_trainings_of_every_pair_make_an_explorer():
     some = {key: made for key, made in TRAININGS.items() if key != (4, 0.01)}
     with pytest.raises(ValueError, match=r"\[\(4, 0.01\)\]"):
