@@ -1,4 +1,4 @@
-"""What a mixture leaves as evidence: is its router trained, do its experts equal one process?
+"""What a mixture leaves as evidence: is its router trained, who gets the tokens, and which?
 
 The gradient of a choice
 ------------------------
@@ -6,26 +6,21 @@ Autograd says what the router's gradient is. `by_finite_differences` asks withou
 weight a little either way, run the layer again, and see how far the loss moves. A choice that does
 not change moves nothing; what is left is what flows through the weights of the chosen experts.
 
-Experts on ranks
-----------------
-Each rank holds a share of the experts, so what the ranks leave is put together under the names of
-the whole layer, and every number is compared. The router is on all ranks and must be right on each.
-
 Trainings
 ---------
 `train_all` shares trainings out over ranks: they do not talk, each trains its own. `compare_all`
-does the same with the seeds of `equal_compute`.
+does the same with the seeds of `equal_compute`. Whether experts on ranks equal one process is
+asked in `rank_evidence`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pedagogy.measure import all_close
 from pedagogy.moe.layer import MoELayer, moe_layers
 from pedagogy.moe.router import Route
 from pedagogy.moe.routing import Routing
@@ -37,7 +32,7 @@ from pedagogy.moe.specialisation import (
 )
 from pedagogy.moe.switch import switch_gate
 from pedagogy.moe.training import Training, dense_gpt, equal_compute, mixture_gpt, train
-from pedagogy.ranks import Event, Group, launch
+from pedagogy.ranks import Group, launch
 from pedagogy.workloads import GPT, text_batch
 
 Setting = tuple[int, float]  # number of experts, weight of the balancing loss
@@ -76,91 +71,6 @@ def router_gradients(route: Route, num_experts: int = 3) -> tuple[Tensor, Tensor
     layer(x).square().sum().backward()
     weight = layer.router.weight
     return weight.grad, by_finite_differences(lambda: layer(x).square().sum(), weight)
-
-
-# --- experts on ranks ---------------------------------------------------------------------------
-
-
-class Evidence(NamedTuple):
-    """One process: its outputs, one a rank's batch. A rank: its own output. Both by name besides.
-
-    `gradients` and `weights` have the names of the whole layer; a rank has a part of them.
-    """
-
-    outputs: dict[str, Tensor]
-    gradients: dict[str, Tensor]
-    weights: dict[str, Tensor]
-
-
-def whole_evidence(layer: nn.Module, outputs: Sequence[Tensor]) -> Evidence:
-    """What one process leaves that took each rank's batch in turn; before gradients are cleared."""
-    return _evidence(dict(layer.named_parameters()), dict(enumerate(outputs)))
-
-
-def spread_evidence(layer: nn.Module, output: Tensor) -> Evidence:
-    """What this rank leaves: `layer` is an `ExpertParallelMoE` or a `SummedExperts`."""
-    named = {}
-    for name, parameter in layer.named_parameters():
-        room, *rest = name.split(".")
-        if room == "experts":  # numbered from 0 on each rank
-            rest[0] = str(int(rest[0]) + layer.first)
-        named[".".join([room, *rest])] = parameter
-    return _evidence(named, {layer.group.rank: output})
-
-
-def _evidence(named: Mapping[str, Tensor], outputs: Mapping[int, Tensor]) -> Evidence:
-    return Evidence(
-        {f"rank {rank}": output.detach().clone() for rank, output in outputs.items()},
-        {name: parameter.grad.clone() for name, parameter in named.items()},
-        {name: parameter.detach().clone() for name, parameter in named.items()},
-    )
-
-
-def equals_one_process(
-    ranks: Iterable[Evidence], alone: Evidence, tolerance: float = 1e-10
-) -> bool:
-    """Whether the ranks together have all that `alone` has, and every rank has it right.
-
-    An element may be off by `tolerance` of the largest of its kind.
-    """
-    ranks, complete = list(ranks), True
-    for kind in Evidence._fields:
-        right = getattr(alone, kind)
-        found = [getattr(one, kind) for one in ranks]
-        complete &= right.keys() == set().union(*found)
-        complete &= all(all_close(mine, right, tolerance) for mine in found)
-    return complete
-
-
-def choices_elsewhere(group: Group, routing: Routing, experts_here: int) -> int:
-    """How many of this rank's kept choices have their expert on another rank."""
-    return int((routing.kept & (routing.experts // experts_here != group.rank)).sum())
-
-
-class Crossing(NamedTuple):
-    """Messages and bytes of one rank, to ranks of its own node and to those of other nodes."""
-
-    messages_inside: int
-    messages_between: int
-    bytes_inside: int
-    bytes_between: int
-
-
-def crossing(events: Iterable[Event], per_node: int) -> Crossing:
-    """What one rank's all_to_alls sent, the bytes of each shared evenly among its peers.
-
-    **Raises** ValueError for an event whose bytes cannot have been even.
-    """
-    messages, nbytes = [0, 0], [0, 0]
-    for event in events:
-        others = [peer for peer in event.peers if peer != event.rank]
-        if event.nbytes % len(others):
-            raise ValueError(f"{event.nbytes} bytes to {len(others)} ranks are not even")
-        for peer in others:
-            between = peer // per_node != event.rank // per_node
-            messages[between] += 1
-            nbytes[between] += event.nbytes // len(others)
-    return Crossing(*messages, *nbytes)
 
 
 # --- trainings ----------------------------------------------------------------------------------
@@ -211,6 +121,12 @@ def fullest(training: Training, last: int = 20) -> float:
     """The largest number of choices that an expert got in the last steps, over the mean."""
     counts = training.loads[-last:].sum(0)
     return (counts.max() * len(counts) / counts.sum()).item()
+
+
+def fullest_of_a_step(training: Training, last: int = 20) -> float:
+    """`fullest` of each of the last steps by itself, and their mean: even by turns is not even."""
+    loads = training.loads[-last:]
+    return (loads.amax(1) * loads.size(1) / loads.sum(1)).mean().item()
 
 
 # --- real tokens in a trained model -------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 Three questions, one loop
 -------------------------
-*Does the gate collapse?* An expert that is chosen early is trained more, so that it is better, so
-that it is chosen more. `loads` says how many choices fell on each expert in each step.
+*Does the gate collapse?* Nothing asks it to use all experts. Left alone, one or two of them have
+most of the tokens at any time (the lead may change hands), and some have none. `loads` says how
+many choices fell on each expert in each step.
 
 *Does it pay?* At k = 1 a mixture costs the FLOPs of the dense model, and a router's. So the two are
 compared after equal numbers of steps. They are not compared at equal bytes: the mixture has far
