@@ -1,8 +1,22 @@
-"""Tests marked `gpu` are left out where there is no GPU, and the report says so."""
+"""Tests marked `gpu` are left out where there is no GPU, and the report says so.
+
+The tests' own process computes with one thread: its tensors are tiny, and a second thread costs
+more than it does. Ranks and kernels set their own.
+"""
 
 from __future__ import annotations
 
+import pytest
+
 _left_out = 0
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """For all tests of this process."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config, items):

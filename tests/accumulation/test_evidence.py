@@ -24,14 +24,6 @@ from pedagogy.workloads import GPT, MLP, ConvNet, digits, digits_batch, text_bat
 LENGTHS = [[8, 8], [1, 2], [5, 0]]
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # tiny tensors, shared cores
-    yield
-    torch.set_num_threads(before)
-
-
 def model():
     """A GPT in float64, always the same."""
     torch.manual_seed(1)

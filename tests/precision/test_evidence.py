@@ -38,15 +38,6 @@ from pedagogy.precision.recorded import (
 from pedagogy.workloads import text_batch
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The tensors of these tests are tiny: a second thread costs more than it does."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_all_gradients_of_a_kind_are_counted_together_and_another_kind_is_refused():
     small, large = histogram_of(torch.tensor([0.0, 1.0])), histogram_of(torch.tensor([4.0]))
     records = [
