@@ -30,13 +30,6 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 BOTH = (TENSOR, SEQUENCE)
 
 
-@pytest.fixture
-def explorer(request):
-    made = request.param()
-    yield made
-    made.close()
-
-
 shards = pytest.mark.parametrize("explorer", [shard_map_explorer], indirect=True)
 each_plan = pytest.mark.parametrize(
     "plan", [PLANS[name](split) for name in PLANS for split in BOTH], ids=lambda plan: ""

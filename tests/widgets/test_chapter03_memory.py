@@ -19,13 +19,6 @@ from pedagogy.widgets.chapter03_memory import (
 MEASURED = {"TP": {"predicted": 2e6, "measured": 2.1e6}, "SP": {"predicted": 1e6, "measured": 1e6}}
 
 
-@pytest.fixture
-def explorer(request):
-    made = request.param()
-    yield made
-    made.close()
-
-
 def with_measured():
     return activation_memory_explorer(MEASURED)
 

@@ -18,6 +18,7 @@ from pedagogy.widgets.chapter04 import (
 )
 from pedagogy.widgets.chapter04_costs import experts_cost_explorer
 from pedagogy.widgets.chapter04_exchange import exchange_explorer
+from tests.widgets.driving import assert_every_control_moves, assert_three_trials_draw
 
 
 def training(num_experts, seed=0):
@@ -36,13 +37,6 @@ def routing():
     return routing_explorer(TRAININGS)
 
 
-@pytest.fixture
-def explorer(request):
-    made = request.param()
-    yield made
-    made.close()
-
-
 routings = pytest.mark.parametrize("explorer", [routing], indirect=True)
 
 
@@ -50,17 +44,8 @@ routings = pytest.mark.parametrize("explorer", [routing], indirect=True)
     "explorer", [routing, experts_cost_explorer, exchange_explorer], indirect=True
 )
 def test_every_control_can_be_moved_over_its_whole_range(explorer):
-    size = tuple(explorer.figure.get_size_inches())
-    assert len(explorer.try_this) == 3
-    for name, widget in explorer.controls.items():
-        options = getattr(widget, "options", None) or [widget.min, widget.max]
-        for option in (options[0], options[-1], options[len(options) // 2]):
-            explorer.set(**{name: option[1] if isinstance(option, tuple) else option})
-            assert explorer.error is None, (name, option)
-            assert tuple(explorer.figure.get_size_inches()) == size
-    for trial in explorer.try_this:
-        explorer.set(**trial.values)
-        assert explorer.error is None, trial.label
+    assert_every_control_moves(explorer)
+    assert_three_trials_draw(explorer)
 
 
 # Routing

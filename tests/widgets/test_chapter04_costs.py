@@ -20,14 +20,6 @@ from pedagogy.widgets.chapter04_exchange import (
     render_exchange,
 )
 
-
-@pytest.fixture
-def explorer(request):
-    made = request.param()
-    yield made
-    made.close()
-
-
 SMALL = PRESETS["our small GPT"]
 costs = pytest.mark.parametrize("explorer", [experts_cost_explorer], indirect=True)
 exchanges = pytest.mark.parametrize("explorer", [exchange_explorer], indirect=True)

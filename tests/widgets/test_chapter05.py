@@ -5,6 +5,7 @@ import torch
 
 from pedagogy.precision import GradientRecord, histogram_of
 from pedagogy.widgets.chapter05 import ALL, counted, gradient_range_explorer
+from tests.widgets.driving import assert_every_control_moves, assert_three_trials_draw
 
 
 def record(step, layer, kind, *powers):
@@ -32,13 +33,6 @@ def gradients():
     return gradient_range_explorer(RECORDS)
 
 
-@pytest.fixture
-def explorer(request):
-    made = request.param()
-    yield made
-    made.close()
-
-
 ranges = pytest.mark.parametrize("explorer", [gradients], indirect=True)
 
 
@@ -49,17 +43,8 @@ def chosen(explorer, label):
 
 @ranges
 def test_every_control_can_be_moved_over_its_whole_range(explorer):
-    size = tuple(explorer.figure.get_size_inches())
-    assert len(explorer.try_this) == 3
-    for name, widget in explorer.controls.items():
-        options = getattr(widget, "options", None) or [widget.min, widget.max]
-        for option in (options[0], options[-1]):
-            explorer.set(**{name: option[1] if isinstance(option, tuple) else option})
-            assert explorer.error is None, (name, option)
-            assert tuple(explorer.figure.get_size_inches()) == size
-    for trial in explorer.try_this:
-        explorer.set(**trial.values)
-        assert explorer.error is None, trial.label
+    assert_every_control_moves(explorer)
+    assert_three_trials_draw(explorer)
 
 
 def test_all_layers_are_the_sum_of_the_layers_and_a_layers_tensors_are_added():

@@ -15,15 +15,9 @@ from pedagogy.widgets.chapter05_formats import (
     place_of,
     ticks_within,
 )
+from tests.widgets.driving import assert_every_control_moves, assert_three_trials_draw
 
 EXPLORERS = [number_format_explorer, sums.accumulation_error_explorer]
-
-
-@pytest.fixture
-def explorer(request):
-    made = request.param()
-    yield made
-    made.close()
 
 
 formats = pytest.mark.parametrize("explorer", [number_format_explorer], indirect=True)
@@ -37,17 +31,8 @@ def chosen(explorer, label):
 
 @pytest.mark.parametrize("explorer", EXPLORERS, indirect=True)
 def test_every_control_can_be_moved_over_its_whole_range(explorer):
-    size = tuple(explorer.figure.get_size_inches())
-    assert len(explorer.try_this) == 3
-    for name, widget in explorer.controls.items():
-        options = getattr(widget, "options", None) or [widget.min, widget.max]
-        for option in (options[0], options[-1]):
-            explorer.set(**{name: option[1] if isinstance(option, tuple) else option})
-            assert explorer.error is None, (name, option)
-            assert tuple(explorer.figure.get_size_inches()) == size
-    for trial in explorer.try_this:
-        explorer.set(**trial.values)
-        assert explorer.error is None, trial.label
+    assert_every_control_moves(explorer)
+    assert_three_trials_draw(explorer)
 
 
 # Formats

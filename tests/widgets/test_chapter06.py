@@ -6,6 +6,7 @@ from pedagogy.costs.accumulation import gpt_peak_bytes
 from pedagogy.costs.communication import all_reduce_seconds, ring_all_reduce_bytes
 from pedagogy.costs.memory import gpt_parameters
 from pedagogy.widgets.chapter06 import ALPHA, BETA, accumulation_explorer, costs, peak
+from tests.widgets.driving import assert_every_control_moves, assert_three_trials_draw
 
 
 @pytest.fixture
@@ -21,13 +22,8 @@ def chosen(explorer, label):
 
 
 def test_every_control_can_be_moved_over_its_whole_range(explorer):
-    size = tuple(explorer.figure.get_size_inches())
-    assert len(explorer.try_this) == 3
-    for name, widget in explorer.controls.items():
-        for option in (widget.options[0], widget.options[-1]):
-            explorer.set(**{name: option[1] if isinstance(option, tuple) else option})
-            assert explorer.error is None, (name, option)
-            assert tuple(explorer.figure.get_size_inches()) == size
+    assert_every_control_moves(explorer)
+    assert_three_trials_draw(explorer)
 
 
 def test_costs_are_the_closed_forms():
