@@ -178,6 +178,8 @@ def train_digits(
     everything, points = digits()[:2], []
     for step in range(1, num_microbatches + 1):
         trainer.add(digits_batch(each, seed=seed, step=step))
+        if step == num_microbatches:
+            trainer.finish()
         if step % 32 == 0:
             with torch.no_grad():
                 mean = loss_sum(model, everything) / len(everything[0])

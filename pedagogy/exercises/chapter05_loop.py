@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 
 def divided(gradient: Tensor, scale: float) -> Tensor:
@@ -42,6 +44,7 @@ def trained(
     place: Callable[[int, int], int] = lambda updates, step: updates,
     of_loss: Callable[[Tensor, Tensor], Tensor] = lambda weights, masters: weights,
     kept: Callable[[Tensor, Tensor | None], Tensor] = lambda gradient, before: gradient,
+    overflows: Callable[[Tensor, Tensor], bool] = lambda true, loss: not is_finite(true, loss),
     update_scale: Callable[[float, int, bool, int], tuple] | None = None,
 ) -> tuple[Tensor, Tensor, list[float]]:
     """The reference's results, with the parts that are given in the place of its own."""
@@ -58,8 +61,7 @@ def trained(
             update = lr(place(updates, step)) * clipped(true, max_norm, scale)
             weights, masters = stepped(weights, masters, update)
             updates += 1
-        overflow = not is_finite(true, loss)
-        scale, good = update_scale(scale, good, overflow, interval)
+        scale, good = update_scale(scale, good, overflows(true, loss), interval)
         scales.append(scale)
     return weights, masters, scales
 
@@ -80,3 +82,28 @@ def search(
         return scale, good + 1
 
     return update
+
+
+# --- parts that are wrong ---------------------------------------------------------------------
+
+
+def clipped_in_fp16(true: Tensor, max_norm: float) -> Tensor:
+    """The gradient, shortened by torch in the .grad of a weight in fp16."""
+    leaf = torch.zeros_like(true, dtype=torch.float16)
+    leaf.grad = true.half()
+    nn.utils.clip_grad_norm_([leaf], max_norm)
+    return leaf.grad.float()
+
+
+def kept_after_a_skip(gradient: Tensor, before: Tensor | None) -> Tensor:
+    """What .grad holds where weights become a new leaf after an update, but not after a skip."""
+    is_new = before is None or before.isfinite().all()
+    return gradient if is_new else gradient + before
+
+
+def decides(is_good: Callable[[Tensor, Tensor], Any]) -> dict[str, Callable]:
+    """The parts of a loop in which `is_good` decides on the update, and on the scale."""
+    return {
+        "is_good": lambda true, loss: bool(is_good(true, loss)),
+        "overflows": lambda true, loss: not is_good(true, loss),
+    }

@@ -61,6 +61,11 @@ def _weights_apart_in_fp16(weights, masters, gradients, lr, scale):
     return weights - lr * true.half(), masters - lr * true
 
 
+def _weights_apart_in_fp32(weights, masters, gradients, lr, scale):
+    update = lr * (gradients.float() / scale)
+    return weights - update, masters - update
+
+
 def _from_weights(weights, masters, gradients, lr, scale):
     masters = weights.float() - lr * gradients.float() / scale
     return masters.half(), masters
@@ -101,6 +106,7 @@ MISTAKES = [
         "masters take it, in fp32, and the weights are rounded from them.",
     ),
     *((wrong, _APART) for wrong in (_weights_apart, _weights_apart_in_fp16)),
+    (_weights_apart_in_fp32, f"{_APART} And they are fp32 by that."),
     (
         _from_weights,
         "The step starts at the rounded weights, so what the masters had gathered is lost: start "

@@ -74,9 +74,13 @@ CASES = {
         [_STEEP] * 8,
         *(torch.zeros(2), lambda updates: 1 / (updates + 1), 65536.0, 2, 5.0),
     ),
+    "a gradient that is NaN in step 1": (
+        [_ONE, _line(float("nan")), _ONE],
+        *(torch.zeros(1), lambda updates: 1.0, 8.0, 2, 100.0),
+    ),
     "true gradients below 2^-24": (
         [_line(2.0**-26, -3 * 2.0**-27)] * 3,
-        *(torch.zeros(2), lambda updates: 1.0, 4096.0, 100, 1.0),
+        *(torch.zeros(2), lambda updates: 1.0, 65536.0, 100, 1.0),
     ),
     "updates of an eighth of a spacing": (
         [_line(2.0**-13, -(2.0**-13))] * 9,
@@ -100,8 +104,10 @@ def _what_came_of_it(function: Callable, losses: Sequence[Loss], masters: Tensor
         return with_note
 
     answer = function([watched(loss) for loss in losses], masters, *others)
+    if answer is None:
+        return None
     if not (isinstance(answer, (list, tuple)) and len(answer) == 3):
-        return answer
+        raise ValueError("wanted are three things: weights, masters, and a list of scales")
     weights, masters, scales = answer
     if isinstance(masters, Tensor) and masters.shape == start.shape:
         masters = ((masters.detach().double() - start) * 2.0**24).to(masters.dtype)

@@ -22,6 +22,10 @@ def _overflow(rounded: Tensor, x: Tensor) -> Tensor:
     return rounded.where(rounded.abs() <= LARGEST, rounded.sign() * INFINITY)
 
 
+def _plus_infinity(rounded: Tensor, x: Tensor) -> Tensor:
+    return rounded.where(rounded.abs() <= LARGEST, INFINITY)
+
+
 def _as_it_is(rounded: Tensor, x: Tensor) -> Tensor:
     return rounded
 
@@ -185,7 +189,7 @@ _ENDS = [
         "Large negative numbers stay finite: compare the absolute value with 65504.",
     ),
     (
-        partial(_rounded, beyond=lambda r, x: r.where(r.abs() <= LARGEST, INFINITY)),
+        partial(_rounded, beyond=_plus_infinity),
         "Large negative numbers become +infinity: it keeps the sign, as -inf.",
     ),
     (
@@ -217,6 +221,7 @@ WRONG_NUMBERS = [
     ),
     *_ENDS,
     (partial(_rounded, **_NO_SUBNORMAL), _ONE_SUBNORMAL),
+    (partial(_rounded, beyond=_plus_infinity, **_NO_SUBNORMAL), _ONE_SUBNORMAL),
     (
         partial(_rounded, **_NO_SUBNORMAL, **_NO_END),
         "Right between 2^-14 and 65504; both ends are missing. Below, the spacing stays 2^-24; "

@@ -8,7 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
-from pedagogy.exercises.chapter05_loop import is_finite, on_masters, search, shortened, trained
+from pedagogy.exercises.chapter05_loop import (
+    clipped_in_fp16,
+    decides,
+    is_finite,
+    kept_after_a_skip,
+    on_masters,
+    search,
+    shortened,
+    trained,
+)
 
 
 def _in_other_form(form: Callable[[Tensor, Tensor, list, float, Tensor], Any]) -> Callable:
@@ -37,6 +46,11 @@ def _of_scaled(true: Tensor, max_norm: float, scale: float) -> Tensor:
     return shortened(true * scale, max_norm, scale) / scale
 
 
+def _scaled_clipped_in_fp16(*arguments: Any) -> tuple:
+    max_norm = arguments[-1]
+    return trained(*arguments, kept=lambda gradient, before: clipped_in_fp16(gradient, max_norm))
+
+
 def _to_length(true: Tensor, max_norm: float, scale: float) -> Tensor:
     return true * max_norm / true.norm()
 
@@ -45,11 +59,34 @@ def _accumulated(gradient: Tensor, before: Tensor | None) -> Tensor:
     return gradient if before is None else gradient + before
 
 
+def _weights_of_the_last_forward(*arguments: Any) -> tuple:
+    seen = []
+
+    def noted(weights: Tensor, masters: Tensor) -> Tensor:
+        seen.append(weights)
+        return weights
+
+    _, masters, scales = trained(*arguments, of_loss=noted)
+    return seen[-1], masters, scales
+
+
 def _without_root(true: Tensor, max_norm: float, scale: float) -> Tensor:
     return true * (max_norm / (true**2).sum()).clamp(max=1.0)
 
 
 _ALWAYS = {"is_good": lambda true, loss: True}
+_LOSS_DECIDES = (
+    "The loss decides what is skipped. It can be finite where the gradient is not: look at the "
+    "gradient."
+)
+_EARLY = (
+    "Clipped before it is unscaled: the norm is `scale` times too large there, and so the update "
+    "far too small. First divide by the scale, then clip."
+)
+_ADDS_UP = (
+    "Gradients add up from step to step, and an infinite one stays: clear .grad, or begin each "
+    "step with a new leaf, after a skipped step too."
+)
 _NO_UPDATE = (
     "A skipped step leaves the loop before the scale is updated (and written down): the update of "
     "the scale comes once a step, in both branches."
@@ -79,9 +116,15 @@ MISTAKES = [
         "The gradient is divided by the scale in fp16, where it underflows again: first .float().",
     ),
     (
-        partial(trained, clipped=_of_scaled),
-        "Clipped before it is unscaled: the norm is `scale` times too large there, and so the "
-        "update far too small. First divide by the scale, then clip.",
+        partial(trained, scaled=lambda loss, scale: loss.half() * scale),
+        "The loss is cast to fp16 before it is scaled. Its gradient is the scale, and 65,536 is "
+        "infinite there: the loss stays fp32.",
+    ),
+    *((wrong, _EARLY) for wrong in (partial(trained, clipped=_of_scaled), _scaled_clipped_in_fp16)),
+    (
+        partial(trained, clipped=lambda true, max_norm, scale: clipped_in_fp16(true, max_norm)),
+        "The true gradient goes back to fp16 to be clipped, where it is rounded or underflows: "
+        "clip it in fp32.",
     ),
     (
         partial(trained, clipped=lambda true, max_norm, scale: true),
@@ -105,10 +148,16 @@ MISTAKES = [
         "A step with an infinite gradient is taken: the masters are infinite or NaN from then on. "
         "Skip it.",
     ),
+    (partial(trained, is_good=lambda true, loss: bool(loss.isfinite())), _LOSS_DECIDES),
+    (partial(trained, **decides(lambda true, loss: loss.isfinite())), _LOSS_DECIDES),
     (
-        partial(trained, is_good=lambda true, loss: bool(loss.isfinite())),
-        "The loss decides what is skipped. It can be finite where the gradient is not: look at "
-        "the gradient.",
+        partial(trained, **decides(lambda true, loss: not true.isinf().any())),
+        "A gradient that is NaN passes for a good one: look for inf and for NaN, with isfinite.",
+    ),
+    (
+        partial(trained, **decides(lambda true, loss: not true.isnan().any())),
+        "A gradient that is infinite passes for a good one: look for inf and for NaN, with "
+        "isfinite.",
     ),
     (
         partial(trained, place=lambda updates, step: step),
@@ -157,11 +206,7 @@ MISTAKES = [
         partial(trained, of_loss=lambda weights, masters: weights.float()),
         "The losses are given weights in fp32: forward and backward are to run in fp16.",
     ),
-    (
-        partial(trained, kept=_accumulated),
-        "Gradients add up from step to step, and an infinite one stays: clear .grad, or begin "
-        "each step with a new leaf.",
-    ),
+    *((partial(trained, kept=kept), _ADDS_UP) for kept in (_accumulated, kept_after_a_skip)),
     *(
         (partial(_without_skipped, fall=fall), _NO_UPDATE)
         for fall in (lambda scale: scale, lambda scale: scale / 2)
@@ -193,6 +238,11 @@ MISTAKES = [
     (
         _in_other_form(lambda w, m, scales, first, start: (w, m, [first, *scales])),
         "The initial scale stands first. Wanted is one for each step, after it.",
+    ),
+    (
+        _weights_of_the_last_forward,
+        "The weights are those of the last forward, before its update: round the masters at the "
+        "end.",
     ),
     (
         _in_other_form(lambda w, m, scales, first, start: (m, w, scales)),

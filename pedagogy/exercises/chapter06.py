@@ -67,15 +67,18 @@ def _case(label: str) -> tuple:
     if "from before" in label:
         for parameter in model.parameters():
             parameter.grad = parameter.detach() + 1.0
-    return model, CASES[label], Watched(), count
+    return model, CASES[label], Watched(CASES[label]), count
 
 
 def _gradients_afterwards(function: Callable, model: nn.Module, *others: Any) -> dict:
     before, watched = gradients(model), others[1]
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
     answer = function(model, *others)
     after = gradients(model)
     if answer is not None and not watched.rounds and difference(after, before, 0.0) is None:
         raise Refused("it returns something, but .grad of the parameters is what is looked at")
+    if difference([p.detach() for p in model.parameters()], weights, 0.0) is not None:
+        raise Refused("the weights have changed: the gradients alone are asked for, no update")
     return {"the gradients": after, "micro-batches that hold their activations": watched.most}
 
 

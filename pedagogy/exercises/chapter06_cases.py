@@ -5,6 +5,7 @@ A micro-batch is (x, labels): x (n, features), labels (n,) int64, of which `IGNO
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -65,19 +66,22 @@ def gradients(model: nn.Module) -> list[Tensor]:
 class Watched:
     """`loss_sum`, which counts the micro-batches whose activations are alive at once: `most`, >= 1.
 
-    What a forward keeps for its backward is wrapped; the wrappings disappear with it.
+    What a forward keeps for its backward is wrapped; the wrappings disappear with it. A forward of
+    more items than the largest of `microbatches` has is counted as several.
     """
 
-    def __init__(self) -> None:
-        self.rounds: list[weakref.WeakSet] = []
+    def __init__(self, microbatches: Sequence[MicroBatch]) -> None:
+        self.largest = max((len(labels) for _, labels in microbatches), default=1)
+        self.rounds: list[tuple[weakref.WeakSet, int]] = []  # what is kept, of so many items
         self.most = 1
 
     def __call__(self, model: nn.Module, microbatch: MicroBatch) -> Tensor:
         kept: weakref.WeakSet = weakref.WeakSet()
-        self.rounds.append(kept)
+        self.rounds.append((kept, len(microbatch[1])))
         with _keeping(kept):
             loss = loss_sum(model, microbatch)
-        self.most = max(self.most, sum(len(one) > 0 for one in self.rounds))
+        alive = [items for one, items in self.rounds if len(one)]
+        self.most = max(self.most, len(alive), math.ceil(sum(alive) / self.largest))
         return loss
 
 

@@ -138,6 +138,10 @@ BYTES = Prediction(
             "that is one of the two rounds, 3/4 of the gradients: reduce-scatter and all-gather.",
         ),
         (1.5e6, "those are numbers; one in fp32 has 4 bytes."),
+        (
+            32e6,
+            "those are the gradients of 8 micro-batches; they are added up before they are sent.",
+        ),
         (24e6, "that is what all 4 ranks send together."),
         (0.75e6, "what is sent does not get less with micro-batches: gradients are of one size."),
     ],

@@ -90,7 +90,7 @@ def inputs_of(label: str, rank: int) -> tuple:
 def _gradients_afterwards(
     function: Callable, group: Group, label: str, model: nn.Module, microbatches: Sequence
 ) -> dict | None:
-    watched, has_returned = Watched(), False
+    watched, has_returned = Watched(microbatches), False
 
     def checked(x: Tensor, op: str = "sum") -> Tensor:
         total = group.all_reduce(x, op)  # which notices that another rank does something else

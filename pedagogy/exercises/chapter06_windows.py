@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pedagogy.exercises.attempt import Refused
 from pedagogy.exercises.chapter06 import accumulate_gradients
 from pedagogy.exercises.chapter06_cases import (
     IGNORED,
@@ -73,16 +74,19 @@ def _case(label: str) -> tuple:
     microbatches, window, lr, momentum = CASES[label]
     model = fresh_model(microbatches)
     optimizer = _Noted(model.parameters(), lr=lr, momentum=momentum)
-    return model, optimizer, microbatches, window, Watched(), count
+    return model, optimizer, microbatches, window, Watched(microbatches), count
 
 
 def _updates(function: Callable, model: nn.Module, optimizer: _Noted, *others: Any) -> dict:
     function(model, optimizer, *others)
     after = getattr(optimizer, "after", [])
+    microbatches, window, watched, _ = others
+    if watched.rounds and not after and len(microbatches) >= window:
+        raise Refused("nothing calls optimizer.step(): the updates are to be the optimizer's")
     return {
         "the number of updates": len(after),
         "the weights after each update": after,
-        "micro-batches that hold their activations": others[2].most,
+        "micro-batches that hold their activations": watched.most,
     }
 
 

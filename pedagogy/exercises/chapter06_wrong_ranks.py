@@ -39,6 +39,28 @@ def _of_none(group: Group, model: nn.Module) -> None:
         group.all_reduce_(parameter.grad)
 
 
+def _mean_of_none(group: Group, model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = group.all_reduce(parameter.grad, "mean")
+
+
+def _after_the_first(group, model, microbatches, loss_sum, count):
+    """And not after the last."""
+    divisor = total_items(group, [count(microbatch) for microbatch in microbatches], microbatches)
+    model.zero_grad()
+    for index in range(max(len(microbatches), 1)):
+        if microbatches:
+            (loss_sum(model, microbatches[index]) / divisor).backward()
+        if index == 0:
+            summed(group, model)
+
+
+def _divided_here(group, model, microbatches, *others):
+    on_ranks(group, model, microbatches, *others, by=_one)
+    for parameter in model.parameters():
+        parameter.grad /= max(sum(map(others[1], microbatches)), 1)
+
+
 def _leaves_without(group, model, microbatches, *others):
     if microbatches:
         on_ranks(group, model, microbatches, *others)
@@ -102,6 +124,10 @@ def _lengths(group: Group, counts: list[int], microbatches: Sequence[Any]) -> fl
     return int(group.all_reduce(torch.tensor(sum(len(labels) for _, labels in microbatches))))
 
 
+def _mean_items(group: Group, counts: list[int], microbatches: Sequence[Any]) -> float:
+    return max(float(group.all_reduce(torch.tensor(float(sum(counts))), "mean")), 1.0)
+
+
 def _all_items(group: Group, counts: list[int], microbatches: Sequence[Any]) -> float:
     return int(group.all_reduce(torch.tensor(sum(counts))))
 
@@ -148,7 +174,13 @@ MISTAKES = [  # the frequent ones first: each costs a launch, once a session
         "A rank without micro-batches has .grad None and skips the all_reduce, in which the others "
         "wait: it takes part with zeros.",
     ),
+    (
+        _after_the_first,
+        "The ranks sum after the first micro-batch, and each of them then adds its others alone: "
+        "their gradients part. Sum once, after the last.",
+    ),
     (partial(on_ranks, end=_of_none), _NONE),
+    (partial(on_ranks, by=_own_or_one, end=_mean_of_none), _NONE),
     (partial(on_ranks, by=_all_items), _NO_ITEMS),
     (
         partial(on_ranks, end=nothing),
@@ -181,6 +213,15 @@ MISTAKES = [  # the frequent ones first: each costs a launch, once a session
     (
         partial(on_ranks, by=_own_or_one, end=nothing),
         "Nothing is sent: each rank has the mean over its own items.",
+    ),
+    (
+        partial(on_ranks, by=_mean_items),
+        "The number of items is averaged over the ranks, and the gradients are summed: sum both.",
+    ),
+    (
+        _divided_here,
+        "The gradients are summed over the ranks, and then each rank divides by its own items "
+        "alone: the number of items is to be summed too.",
     ),
     (partial(_added_in_each, rounds=_most), _BYTES),
     (

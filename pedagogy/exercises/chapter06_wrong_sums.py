@@ -69,10 +69,29 @@ def _divided_each_time(model, microbatches, loss_sum, count):
             parameter.grad /= total
 
 
-def _divided_at_the_end(model, microbatches, loss_sum, count):
-    divided(model, microbatches, loss_sum, count, by=lambda *_: 1.0)
+def divided_at_the_end(model, microbatches, loss_sum, count, least=0, clear=None):
+    divided(model, microbatches, loss_sum, count, by=lambda *_: 1.0, clear=clear)
     for parameter in model.parameters():
-        parameter.grad /= sum(map(count, microbatches))
+        parameter.grad /= max(sum(map(count, microbatches)), least)
+
+
+def _cleared_at_the_end(model, microbatches, loss_sum, count):
+    divided(model, microbatches, loss_sum, count, by=_total)
+    model.zero_grad()
+
+
+def _all_in_one(model, microbatches, loss_sum, count):
+    """The large batch itself."""
+    together = tuple(torch.cat(parts) for parts in zip(*microbatches, strict=True))
+    divided(model, [together], loss_sum, count, by=_total)
+
+
+def _sum_so_far(losses: list[Tensor]) -> None:
+    """Backward of the running sum, each time."""
+    so_far = 0
+    for loss in losses:
+        so_far = so_far + loss
+        so_far.backward(retain_graph=True)
 
 
 def _by_all_lengths(model, microbatches, *others):
@@ -122,6 +141,14 @@ _SUM_OF_MEANS = (
     "the number of items of all micro-batches."
 )
 _NO_ITEMS = "Where no item counts, 0 is divided by 0: divide by max(total, 1), so that 0 stays 0."
+_SO_FAR = (
+    "Divided by the items seen so far. The total must be known before the first backward: count "
+    "all micro-batches first."
+)
+_LAST_ALONE = (
+    "The gradients are cleared before each micro-batch, so that those of the last remain alone: "
+    "clear once, before the first."
+)
 _HELD = (
     "The gradients are right, but the activations of all micro-batches live at once: that is the "
     "memory of the large batch. Backward for each, before the next forward."
@@ -159,11 +186,13 @@ MISTAKES = [
         "mean of these is taken. Divide each sum by the number of all items that count.",
     ),
     (partial(divided, by=lambda counts, *_: sum(counts)), _NO_ITEMS),
-    (_divided_at_the_end, _NO_ITEMS),
-    (
-        partial(divided, by=lambda counts, index, one: max(sum(counts[: index + 1]), 1)),
-        "Divided by the items seen so far. The total must be known before the first backward: "
-        "count all micro-batches first.",
+    (divided_at_the_end, _NO_ITEMS),
+    *(
+        (partial(divided, by=so_far), _SO_FAR)
+        for so_far in (
+            lambda counts, index, one: sum(counts[: index + 1]),
+            lambda counts, index, one: max(sum(counts[: index + 1]), 1),
+        )
     ),
     (
         partial(divided, by=lambda counts, index, one: max(counts[-1], 1)),
@@ -183,16 +212,33 @@ MISTAKES = [
         "All of .grad is divided after each micro-batch, so what the first ones left is divided "
         "again and again. Divide each loss, or .grad once at the end.",
     ),
-    (
-        partial(divided, by=_total, clear=_last_cleared),
-        "The gradients are cleared before each micro-batch, so that those of the last remain "
-        "alone: clear once, before the first.",
+    *(
+        (partial(divided, by=of, clear=_last_cleared), _LAST_ALONE)
+        for of in (_total, _own, _own_or_one)
+    ),
+    *(
+        (one, "What stood in .grad before is still in it: clear it before the first micro-batch.")
+        for one in (
+            partial(divided, by=_total, clear=_never),
+            partial(divided_at_the_end, least=1, clear=_never),
+        )
     ),
     (
-        partial(divided, by=_total, clear=_never),
-        "What stood in .grad before is still in it: clear it before the first micro-batch.",
+        _cleared_at_the_end,
+        "The gradients are cleared at the end, and they are the result: clear before the first "
+        "micro-batch.",
     ),
-    *((partial(divided, by=_total, backward=way), _HELD) for way in (together, kept_for_later)),
+    (
+        partial(divided, by=_total, backward=_sum_so_far),
+        "Each backward is that of the sum so far, so that the first micro-batches are added again "
+        "and again: backward for each micro-batch's own loss.",
+    ),
+    *(
+        (partial(divided, by=of, backward=way), _HELD)
+        for of in (_total, lambda counts, *_: sum(counts))
+        for way in (together, kept_for_later)
+    ),
+    (_all_in_one, _HELD),
     (
         _returns_them,
         "torch.autograd.grad leaves .grad as it was, and returns the gradients: use backward().",

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from pedagogy.exercises.chapter06_wrong_sums import divided, kept_for_later, together
+from pedagogy.exercises import chapter06_wrong_sums as sums
+from pedagogy.exercises.chapter06_wrong_sums import divided
 
 
 def _cut(microbatches: Sequence[Any], window: int) -> list[Sequence[Any]]:
@@ -32,6 +33,12 @@ def _begun_early_full(microbatches: Sequence[Any], window: int) -> list[Sequence
 def _so_many(microbatches: Sequence[Any], window: int) -> list[Sequence[Any]]:
     """As many windows as one should have micro-batches."""
     return _cut(microbatches, -(-len(microbatches) // window))
+
+
+def _joined(microbatches: Sequence[Any], window: int) -> list[Sequence[Any]]:
+    """Each window as one large micro-batch."""
+    windows = _cut(microbatches, window)
+    return [[tuple(map(torch.cat, zip(*here, strict=True)))] for here in windows]
 
 
 def _each(microbatches: Sequence[Any], window: int) -> list[Sequence[Any]]:
@@ -98,6 +105,18 @@ def _once_more(clear: Callable[[nn.Module], None]) -> Callable:
     return wrong
 
 
+def _kept_and_divided(model, optimizer, microbatches, window, loss_sum, count):
+    for here in _cut(microbatches, window):
+        sums.divided_at_the_end(model, here, loss_sum, count, least=1, clear=_never)
+        optimizer.step()
+
+
+def _cleared_too_early(model, optimizer, microbatches, window, *others):
+    for _ in _cut(microbatches, window):
+        model.zero_grad()
+        optimizer.step()
+
+
 def _never(model: nn.Module, index: int) -> None:
     """Nothing is cleared."""
 
@@ -133,6 +152,10 @@ _NAIVE = (
 _ONE_TOO_MANY = (
     "Where no micro-batch is left there is one more update, of nothing or of the last gradient "
     "again; momentum moves the weights in any case. Step for the rest only if there is one."
+)
+_LAST_ALONE = (
+    "The gradients are cleared before each micro-batch: an update sees the last one alone. Clear "
+    "once a window."
 )
 _HELD = (
     "The weights are right, but all activations of a window live at once, as in the large batch: "
@@ -210,14 +233,18 @@ MISTAKES = [
             lambda model: None,
         )
     ),
-    (
-        partial(_trained, clear=_never),
-        "The gradients of earlier windows are still in .grad: clear it when a window begins.",
+    *(
+        (one, "The gradients of earlier windows are still in .grad: clear when a window begins.")
+        for one in (partial(_trained, clear=_never), _kept_and_divided)
+    ),
+    *(
+        (partial(_trained, by=of, clear=_each_time), _LAST_ALONE)
+        for of in (_items, lambda c, seen, window, i: max(c[i], 1))
     ),
     (
-        partial(_trained, clear=_each_time),
-        "The gradients are cleared before each micro-batch: an update sees the last one alone. "
-        "Clear once a window.",
+        _cleared_too_early,
+        "The gradients are cleared before the step, which has none then: clear after it.",
     ),
-    *((partial(_trained, backward=way), _HELD) for way in (together, kept_for_later)),
+    (partial(_trained, windows=_joined), _HELD),
+    *((partial(_trained, backward=way), _HELD) for way in (sums.together, sums.kept_for_later)),
 ]

@@ -102,6 +102,12 @@ def test_digits_are_trained_on_the_same_images_whatever_the_window():
     assert scaled.losses[-1] < large.losses[-1]
 
 
+def test_the_last_window_counts_even_if_it_is_not_full():
+    whole = train_digits(32, 0.05, num_microbatches=32).losses
+    alone = train_digits(48, 0.05, num_microbatches=32).losses  # one window, never filled
+    torch.testing.assert_close(alone, whole)
+
+
 def test_a_window_of_one_is_plain_sgd():
     torch.manual_seed(3)
     plain = MLP((64, 32, 10))
