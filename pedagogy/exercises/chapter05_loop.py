@@ -95,6 +95,11 @@ def clipped_in_fp16(true: Tensor, max_norm: float) -> Tensor:
     return leaf.grad.float()
 
 
+def accumulated(gradient: Tensor, before: Tensor | None) -> Tensor:
+    """What .grad holds where nobody clears it."""
+    return gradient if before is None else gradient + before
+
+
 def kept_after_a_skip(gradient: Tensor, before: Tensor | None) -> Tensor:
     """What .grad holds where weights become a new leaf after an update, but not after a skip."""
     is_new = before is None or before.isfinite().all()

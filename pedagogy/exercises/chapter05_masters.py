@@ -106,7 +106,7 @@ MISTAKES = [
         "masters take it, in fp32, and the weights are rounded from them.",
     ),
     *((wrong, _APART) for wrong in (_weights_apart, _weights_apart_in_fp16)),
-    (_weights_apart_in_fp32, f"{_APART} And they are fp32 by that."),
+    (_weights_apart_in_fp32, f"{_APART} And they end in fp32."),
     (
         _from_weights,
         "The step starts at the rounded weights, so what the masters had gathered is lost: start "

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from pedagogy.exercises.chapter05_loop import (
+    accumulated,
     clipped_in_fp16,
     decides,
     is_finite,
@@ -53,10 +54,6 @@ def _scaled_clipped_in_fp16(*arguments: Any) -> tuple:
 
 def _to_length(true: Tensor, max_norm: float, scale: float) -> Tensor:
     return true * max_norm / true.norm()
-
-
-def _accumulated(gradient: Tensor, before: Tensor | None) -> Tensor:
-    return gradient if before is None else gradient + before
 
 
 def _weights_of_the_last_forward(*arguments: Any) -> tuple:
@@ -156,8 +153,7 @@ MISTAKES = [
     ),
     (
         partial(trained, **decides(lambda true, loss: not true.isnan().any())),
-        "A gradient that is infinite passes for a good one: look for inf and for NaN, with "
-        "isfinite.",
+        "A gradient that is infinite passes for a good one: isfinite finds inf and NaN.",
     ),
     (
         partial(trained, place=lambda updates, step: step),
@@ -206,7 +202,7 @@ MISTAKES = [
         partial(trained, of_loss=lambda weights, masters: weights.float()),
         "The losses are given weights in fp32: forward and backward are to run in fp16.",
     ),
-    *((partial(trained, kept=kept), _ADDS_UP) for kept in (_accumulated, kept_after_a_skip)),
+    *((partial(trained, kept=kept), _ADDS_UP) for kept in (accumulated, kept_after_a_skip)),
     *(
         (partial(_without_skipped, fall=fall), _NO_UPDATE)
         for fall in (lambda scale: scale, lambda scale: scale / 2)
@@ -241,8 +237,7 @@ MISTAKES = [
     ),
     (
         _weights_of_the_last_forward,
-        "The weights are those of the last forward, before its update: round the masters at the "
-        "end.",
+        "The weights are those of the last forward: round the masters again at the end.",
     ),
     (
         _in_other_form(lambda w, m, scales, first, start: (m, w, scales)),

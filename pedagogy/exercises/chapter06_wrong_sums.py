@@ -70,6 +70,7 @@ def _divided_each_time(model, microbatches, loss_sum, count):
 
 
 def divided_at_the_end(model, microbatches, loss_sum, count, least=0, clear=None):
+    """Sums first; the gradients are divided by the number of items once, after the last."""
     divided(model, microbatches, loss_sum, count, by=lambda *_: 1.0, clear=clear)
     for parameter in model.parameters():
         parameter.grad /= max(sum(map(count, microbatches)), least)
