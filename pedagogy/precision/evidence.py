@@ -3,8 +3,8 @@
 Where gradients underflow
 -------------------------
 A mean loss over T tokens gives each token a gradient of order 1/T. So the share that underflows in
-fp16 depends on the number of tokens in a step, which `query_gradients` shows on the first step
-of the GPT: of attention's queries, whose gradients are the smallest of all at that time.
+fp16 depends on the number of tokens in a step, which `query_gradients` shows on the GPT's first
+step, of attention's queries. Their gradients are small then; only those of the keys are smaller.
 
 Long sums
 ---------

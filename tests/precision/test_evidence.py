@@ -7,7 +7,13 @@ import torch
 from torch.nn import functional
 
 from pedagogy.costs.precision import PRECISIONS, gpt_bytes
-from pedagogy.precision import FORMATS, GradientRecord, histogram_of, range_shares
+from pedagogy.precision import (
+    FORMATS,
+    GradientRecord,
+    histogram_of,
+    range_shares,
+    record_gradients,
+)
 from pedagogy.precision.evidence import (
     DTYPES,
     ROWS,
@@ -69,6 +75,43 @@ def test_the_share_that_underflows_is_that_of_the_gradients_cast():
         shares = range_shares(gradient * 2.0**log2_scale, torch.float16)
         assert found.shares(log2_scale)["underflow"] == pytest.approx(shares["underflow"], abs=1e-4)
     assert 0 < found.shares(3)["underflow"] < found.shares()["underflow"] < 0.5
+
+
+def test_only_the_keys_gradients_underflow_more_often_than_the_queries():
+    still = torch.optim.SGD(small_gpt().parameters(), lr=0.0)
+    records = record_gradients(small_gpt(), lambda step: text_batch(32, 32), still, 1)
+    shares = {
+        record.layer.removeprefix("blocks."): record.histogram.shares()["underflow"]
+        for record in records
+        if record.kind == "activation"
+    }
+    above = {layer for layer, share in shares.items() if share > shares["0.attention.query"]}
+    assert {"0.attention.key", "1.attention.key"} <= above
+    assert above <= {"0.attention.key", "1.attention.key", "1.attention.query"}
+
+
+def test_weights_grow_and_updates_shrink_while_the_gpt_is_trained():
+    model = small_gpt()
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    sizes = []
+    for step in range(40):
+        before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+        optimizer.zero_grad()
+        model.loss(*text_batch(16, 32, step=step)).backward()
+        optimizer.step()
+        update = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - before
+        sizes.append((before.abs().mean().item(), update.abs().mean().item()))
+    assert sizes[-1][0] > 1.2 * sizes[0][0]
+    assert sizes[-1][1] < 0.5 * sizes[0][1]
+
+
+def test_an_update_can_be_lost_from_2048_on_and_always_is_from_4096_on():
+    weights = torch.arange(0x3800, 0x4400).to(torch.int16).view(torch.float16)  # 0.5 to 4
+    lost = {}
+    for ratio in (2047, 2048, 3000, 4096):
+        update = (weights.double() / ratio).half()
+        lost[ratio] = ((weights + update) == weights).double().mean().item()
+    assert lost[2047] == 0 < lost[2048] < lost[3000] < lost[4096] == 1
 
 
 def test_tokens_that_are_no_whole_sequences_are_refused():
