@@ -70,7 +70,7 @@ def lab_server(folder: Path, private: Path) -> Iterator[str]:
     with (private / "server.log").open("w") as log:
         server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
-        yield f"{_address(server, private)}lab/tree/{{name}}?token={token}"
+        yield f"{_address(server, private)}lab/tree/{{name}}?reset&token={token}"
     finally:
         _end(server)
 
@@ -113,8 +113,8 @@ def _end(server: subprocess.Popen) -> None:
 class LabPage:
     """One notebook, open in JupyterLab, with a running kernel."""
 
-    def __init__(self, browser):
-        self.page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    def __init__(self, context):
+        self.page = context.new_page()
 
     def open(self, address: str, name: str) -> None:
         """The notebook is on the page and its kernel is idle."""

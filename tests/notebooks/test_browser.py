@@ -67,10 +67,10 @@ def write_toy(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def browser():
-    """A headless Chromium."""
+    """A headless Chromium: one context, so that JupyterLab itself is loaded once."""
     with playwright.sync_playwright() as driver:
         running = driver.chromium.launch(executable_path=chromium(), args=CHROMIUM_ARGUMENTS)
-        yield running
+        yield running.new_context(viewport={"width": 1400, "height": 1000})
         running.close()
 
 
