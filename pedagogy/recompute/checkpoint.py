@@ -34,13 +34,15 @@ Sources: Chen et al. 2016, section 3; Griewank and Walther 2000 for the name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.module import register_module_forward_pre_hook
+
+from pedagogy.measure import restore_rng_state, rng_state
 
 
 class CheckpointFunction(torch.autograd.Function):
@@ -105,7 +107,7 @@ class _Run:
             found.append(tensor.detach())
             return tensor
 
-        with self.again as inputs, saved_tensors_hooks(collect, lambda tensor: tensor):
+        with self.again.as_before() as inputs, saved_tensors_hooks(collect, lambda tensor: tensor):
             self.function(*inputs)
         if [tensor.shape for tensor in found] != self.shapes:
             raise RuntimeError(
@@ -116,7 +118,7 @@ class _Run:
 
 
 class _RunAgain:
-    """A context in which the function can run as it did: its inputs, and [1], [2], [3]."""
+    """How the function ran: its inputs, and [1], [2], [3]."""
 
     def __init__(self, inputs: tuple[Any, ...]) -> None:
         tensors = [x for x in inputs if isinstance(x, Tensor)]
@@ -124,26 +126,28 @@ class _RunAgain:
         self.places = [isinstance(x, Tensor) for x in inputs]
         self.needs = [x.requires_grad for x in tensors]
         self.others = [None if isinstance(x, Tensor) else x for x in inputs]
-        self.devices = sorted({x.get_device() for x in tensors if x.is_cuda})
-        self.random = torch.get_rng_state(), [torch.cuda.get_rng_state(d) for d in self.devices]
-        kinds = ("cpu", "cuda") if self.devices else ("cpu",)
+        self.random = rng_state()
+        kinds = ("cpu", "cuda") if any(x.is_cuda for x in tensors) else ("cpu",)
         self.casts = [
-            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            (kind, torch.get_autocast_dtype(kind))
             for kind in kinds
+            if torch.is_autocast_enabled(kind)
         ]
 
-    def __enter__(self) -> list[Any]:
-        self.contexts = [torch.enable_grad(), torch.random.fork_rng(self.devices)]
-        self.contexts += [
-            torch.autocast(kind, dtype, enabled) if enabled else nullcontext()
-            for kind, dtype, enabled in self.casts
-        ]
-        self.contexts.append(_buffers_put_back())
-        for context in self.contexts:
-            context.__enter__()
-        torch.set_rng_state(self.random[0])
-        for device, state in zip(self.devices, self.random[1], strict=True):
-            torch.cuda.set_rng_state(state, device)
+    @contextmanager
+    def as_before(self) -> Iterator[list[Any]]:
+        """In here the function can run as it did, on these inputs."""
+        outside = rng_state()
+        with ExitStack() as stack:
+            stack.callback(restore_rng_state, outside)
+            for kind, dtype in self.casts:
+                stack.enter_context(torch.autocast(kind, dtype))
+            stack.enter_context(_buffers_put_back())
+            stack.enter_context(torch.enable_grad())
+            restore_rng_state(self.random)
+            yield self._inputs()
+
+    def _inputs(self) -> list[Any]:
         kept = iter(zip(self.keeper.saved_tensors, self.needs, strict=True))
         inputs = []
         for is_tensor, other in zip(self.places, self.others, strict=True):
@@ -153,10 +157,6 @@ class _RunAgain:
             else:
                 inputs.append(other)
         return inputs
-
-    def __exit__(self, *error: Any) -> None:
-        for context in reversed(self.contexts):
-            context.__exit__(*error)
 
 
 class _KeepInputs(torch.autograd.Function):
