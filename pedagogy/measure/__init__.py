@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from pedagogy.measure.meter import KINDS, MemoryMeter, memory_meter
     from pedagogy.measure.phases import PHASES, phase_seconds
     from pedagogy.measure.random_state import restore_rng_state, rng_state
+    from pedagogy.measure.recordings import (
+        Recording,
+        mean_of_each,
+        read_recording,
+        write_recording,
+    )
     from pedagogy.measure.written import bytes_written, written_by
 
 __all__ = [
@@ -25,13 +31,17 @@ __all__ = [
     "BudgetExceeded",
     "DeviceBudget",
     "MemoryMeter",
+    "Recording",
     "all_close",
     "bytes_written",
     "count_flops",
+    "mean_of_each",
     "memory_meter",
     "phase_seconds",
+    "read_recording",
     "restore_rng_state",
     "rng_state",
+    "write_recording",
     "written_by",
 ]
 
@@ -42,6 +52,7 @@ _HOMES = {
     "meter": ("KINDS", "MemoryMeter", "memory_meter"),
     "phases": ("PHASES", "phase_seconds"),
     "random_state": ("restore_rng_state", "rng_state"),
+    "recordings": ("Recording", "mean_of_each", "read_recording", "write_recording"),
     "written": ("bytes_written", "written_by"),
 }
 

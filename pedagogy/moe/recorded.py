@@ -14,16 +14,13 @@ Another machine gives other digits: rounding differs, and training amplifies it.
 
 from __future__ import annotations
 
-import csv
-import datetime
-import platform
 from collections.abc import Iterable
-from importlib.resources import files
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from pedagogy.measure import mean_of_each, read_recording, write_recording
 from pedagogy.moe.training import equal_compute
 
 RECORDED_STEPS = 2400
@@ -33,42 +30,32 @@ _FILE = "recorded_equal_compute.csv"
 
 def recorded_run() -> dict[str, Tensor]:
     """Mean loss of each 100 steps, in nats, by model: (seeds, points). See `provenance`."""
-    rows = csv.reader(_lines()[1:])
     found: dict[str, list[list[float]]] = {}
-    for name, _, *losses in rows:
+    for name, _, *losses in read_recording("pedagogy.moe", _FILE).rows:
         found.setdefault(name, []).append([float(loss) for loss in losses])
     return {name: torch.tensor(losses) for name, losses in found.items()}
 
 
 def provenance() -> str:
     """How, when and on what the recorded run was made."""
-    return _lines()[0].removeprefix("# ")
+    return read_recording("pedagogy.moe", _FILE).provenance
 
 
 def points(losses: Tensor) -> Tensor:
     """The mean of each `POINT_STEPS` losses: (steps,) -> (steps / POINT_STEPS,)."""
-    return losses.view(-1, POINT_STEPS).mean(1)
+    return mean_of_each(losses, POINT_STEPS)
 
 
 def record(path: Path, seeds: Iterable[int] = (0, 1, 2), steps: int = RECORDED_STEPS) -> None:
     """Train again and write the file. It takes minutes."""
     seeds = list(seeds)
-    runs = equal_compute(seeds, steps)
-    today = datetime.date.today().isoformat()
-    with path.open("w", newline="", encoding="utf-8") as file:
-        file.write(
-            f"# pedagogy.moe.equal_compute(seeds={seeds}, steps={steps}), mean loss of each "
-            f"{POINT_STEPS} steps in nats; one thread; torch {torch.__version__}, "
-            f"{platform.machine()}, {today}\n"
-        )
-        writer = csv.writer(file, lineterminator="\n")
-        for name, by_seed in runs.items():
-            for seed, losses in zip(seeds, by_seed, strict=True):
-                writer.writerow([name, seed, *(f"{x:.4f}" for x in points(losses).tolist())])
-
-
-def _lines() -> list[str]:
-    return (files("pedagogy.moe") / _FILE).read_text(encoding="utf-8").splitlines()
+    rows = (
+        [name, seed, *points(losses).tolist()]
+        for name, by_seed in equal_compute(seeds, steps).items()
+        for seed, losses in zip(seeds, by_seed, strict=True)
+    )
+    how = f"pedagogy.moe.equal_compute(seeds={seeds}, steps={steps})"
+    write_recording(path, f"{how}, mean loss of each {POINT_STEPS} steps in nats", rows)
 
 
 if __name__ == "__main__":

@@ -14,17 +14,14 @@ Another machine gives other digits: rounding differs, and training amplifies it.
 
 from __future__ import annotations
 
-import csv
-import datetime
-import platform
-from collections.abc import Iterable
-from importlib.resources import files
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pedagogy.measure import mean_of_each, read_recording, write_recording
 from pedagogy.precision.evidence import ROWS, large_batch, removed
 
 RECORDED_STEPS, POINT_STEPS = 400, 40  # a point is the mean loss of so many steps
@@ -50,7 +47,7 @@ class Recorded(NamedTuple):
 def recorded_removals() -> dict[str, Recorded]:
     """The rows of `evidence.ROWS`, over three seeds. See `provenance`."""
     by_row: dict[str, list[list[float]]] = {}
-    for name, _, *numbers in csv.reader(_lines(_REMOVALS)[1:]):
+    for name, _, *numbers in read_recording("pedagogy.precision", _REMOVALS).rows:
         by_row.setdefault(name, []).append([float(number) for number in numbers])
     found = {}
     for name, runs in by_row.items():
@@ -61,18 +58,19 @@ def recorded_removals() -> dict[str, Recorded]:
 
 def recorded_large_batch() -> dict[str, Tensor]:
     """Loss of each step, in nats, by scheme: (steps,). See `provenance`."""
-    rows = csv.reader(_lines(_LARGE)[1:])
+    rows = read_recording("pedagogy.precision", _LARGE).rows
     return {name: torch.tensor([float(loss) for loss in losses]) for name, *losses in rows}
 
 
 def provenance() -> str:
     """How, when and on what the recorded runs were made, a line each."""
-    return "\n".join(_lines(name)[0].removeprefix("# ") for name in (_REMOVALS, _LARGE))
+    recordings = (read_recording("pedagogy.precision", name) for name in (_REMOVALS, _LARGE))
+    return "\n".join(recording.provenance for recording in recordings)
 
 
 def points(losses: Tensor) -> Tensor:
     """The mean of each `POINT_STEPS` losses: (steps,) -> (steps / POINT_STEPS,)."""
-    return losses.view(-1, POINT_STEPS).mean(1)
+    return mean_of_each(losses, POINT_STEPS)
 
 
 def record_removals(
@@ -80,39 +78,23 @@ def record_removals(
 ) -> None:
     """Train again and write the file. It takes minutes."""
     seeds = list(seeds)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        file.write(_made_by(f"removed(row, seed, steps={steps}), seeds {seeds}", POINT_STEPS))
-        writer = csv.writer(file, lineterminator="\n")
+
+    def rows() -> Iterator[list]:
         for name in ROWS:
             for seed in seeds:
                 run = removed(name, seed, steps)
-                seen = (run.num_skipped, f"{run.zero_share:.4f}", f"{run.lost_share:.4f}")
-                losses = (f"{x:.4f}" for x in points(run.losses).tolist())
-                writer.writerow([name, seed, *seen, *losses])
-                file.flush()
+                seen = (run.num_skipped, run.zero_share, run.lost_share)
+                yield [name, seed, *seen, *points(run.losses).tolist()]
+
+    how = f"pedagogy.precision.evidence.removed(row, seed, steps={steps}), seeds {seeds}"
+    write_recording(path, f"{how}: mean loss of each {POINT_STEPS} steps in nats", rows())
 
 
 def record_large_batch(path: Path, tokens: int = LARGE_TOKENS, steps: int = LARGE_STEPS) -> None:
     """Train again and write the file. It takes minutes."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        file.write(_made_by(f"large_batch(scheme, tokens={tokens}, steps={steps})", 1))
-        writer = csv.writer(file, lineterminator="\n")
-        for scheme in LARGE_SCHEMES:
-            losses = large_batch(scheme, tokens, steps).losses
-            writer.writerow([scheme, *(f"{x:.4f}" for x in losses.tolist())])
-            file.flush()
-
-
-def _made_by(call: str, steps: int) -> str:
-    mean = "loss of each step" if steps == 1 else f"mean loss of each {steps} steps"
-    return (
-        f"# pedagogy.precision.evidence.{call}: {mean} in nats; one thread; "
-        f"torch {torch.__version__}, {platform.machine()}, {datetime.date.today().isoformat()}\n"
-    )
-
-
-def _lines(name: str) -> list[str]:
-    return (files("pedagogy.precision") / name).read_text(encoding="utf-8").splitlines()
+    rows = ([s, *large_batch(s, tokens, steps).losses.tolist()] for s in LARGE_SCHEMES)
+    how = f"pedagogy.precision.evidence.large_batch(scheme, tokens={tokens}, steps={steps})"
+    write_recording(path, f"{how}: loss of each step in nats", rows)
 
 
 if __name__ == "__main__":

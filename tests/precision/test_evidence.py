@@ -217,7 +217,7 @@ def test_the_beginning_of_the_record_is_what_runs_here():
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path, monkeypatch):
-    monkeypatch.setattr("pedagogy.precision.recorded.files", lambda package: tmp_path)
+    monkeypatch.setattr("pedagogy.measure.recordings.files", lambda package: tmp_path)
     monkeypatch.setattr("pedagogy.precision.recorded.ROWS", {"bf16": ROWS["bf16"]})
     record_removals(tmp_path / "recorded_removals.csv", seeds=[3], steps=POINT_STEPS)
     run = recorded_removals()["bf16"]
