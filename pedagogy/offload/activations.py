@@ -15,7 +15,8 @@ them, are sent for as well.
 
 * A tensor that several operations save (the input of query, key and value) goes once: what is
   copied is its storage, and each gets its own view of it.
-* Parameters are not activations, and stay. So does what is smaller than `min_bytes`.
+* Parameters are not activations, and stay. So does what is smaller than `min_bytes`. A buffer that
+  is saved (a mask) looks like an activation, and goes: `wanted` can leave it out.
 
 What it costs
 -------------
@@ -27,7 +28,6 @@ Sources: Rhu et al. 2016 (vDNN), section 3; Rajbhandari et al. 2021 (ZeRO-Infini
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -37,31 +37,23 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from pedagogy.ranks import Copy, Link, open_link
+from pedagogy.ranks import Link, open_link
+from pedagogy.ranks.away import Away
 
-class _Away:
-    """A storage that went to the host, and comes back when it is called."""
+
+class _Away(Away):
+    """A storage that went to the host, and whether it was changed in place since."""
 
     def __init__(self, tensor: Tensor, link: Link, number: int) -> None:
-        storage = tensor.untyped_storage()
-        self.of = weakref.ref(storage), tensor._version
-        self.link, self.device, self.number = link, tensor.device, number
-        length = storage.nbytes() // tensor.element_size()
-        flat = tensor.detach().as_strided((length,), (1,), 0)
-        self.leaving = link.to_host(flat, name=f"activation {number}")
-        self.arriving: Copy | None = None
+        super().__init__(tensor, link, number)
+        self.version = tensor._version
+        self.witness = tensor.detach()  # counts the changes, and is empty
+        self.witness.data = tensor.new_empty(0)
 
-    def holds(self, tensor: Tensor) -> bool:
-        """Whether it is this tensor's storage that left, and with the values of now."""
-        storage, version = self.of
-        return storage() is tensor.untyped_storage() and version == tensor._version
-
-    def call(self) -> None:
-        """It starts on its way back."""
-        if self.arriving is None:
-            host = self.leaving.finish()  # the copy out must be over
-            target = torch.empty_like(host, device=self.device)
-            self.arriving = self.link.to_device(host, target, f"activation {self.number}")
+    @property
+    def is_changed(self) -> bool:
+        """What autograd itself raises for."""
+        return self.witness._version != self.version
 
 
 class _Saved(NamedTuple):
@@ -104,11 +96,17 @@ class _Host:
         """Backward asks for it; the next ones that it will ask for are called too."""
         if isinstance(saved, Tensor):
             return saved
+        if saved.away.is_changed:
+            raise RuntimeError(
+                f"a tensor of shape {tuple(saved.size)} was changed in place after autograd had "
+                "saved it"
+            )
         saved.away.call()
-        waiting = sorted(number for number in self.away if number < saved.away.number)
-        for number in waiting[::-1][: self.prefetch]:
-            self.away[number].call()
-        return saved.away.arriving.wait().as_strided(*saved[1:])
+        waiting = [n for n in self.away if n < saved.away.number]
+        for number in sorted(waiting, reverse=True)[: self.prefetch]:
+            if not self.away[number].is_changed:  # or it raises, if it is ever asked for
+                self.away[number].call()
+        return saved.away.get().as_strided(saved.size, saved.stride, saved.offset)
 
 
 @contextmanager
@@ -123,7 +121,7 @@ def offload_activations(
     `wanted` chooses among the tensors. **Memory** of the device: the tensors in use, those under
     way, and `prefetch` that come back early.
     **Raises** ValueError for a negative prefetch; in backward, RuntimeError for a tensor that was
-    changed in place before it had left.
+    changed in place after it was saved, as autograd itself does.
     """
     if prefetch < 0:
         raise ValueError(f"prefetch {prefetch}: must be 0 or more")

@@ -25,19 +25,21 @@ Source: Ren et al. 2021 (ZeRO-Offload), section 3.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from pedagogy.ranks import Copy, Link
 
 _HALF = (torch.float16, torch.bfloat16)
 _HARMLESS = frozenset(  # what may be asked of a parameter that is not there
     {getattr(Tensor, name).__get__ for name in ("grad", "shape", "dtype", "device", "is_leaf")}
-    | {getattr(Tensor, name).__get__ for name in ("requires_grad", "layout", "is_cuda", "ndim")}
+    | {getattr(Tensor, name).__get__ for name in ("requires_grad", "layout", "is_cuda", "ndim", "nbytes")}
     | {Tensor.grad.__set__, Tensor.grad.__delete__, Tensor.__hash__, Tensor.numel, Tensor.size}
     | {Tensor.dim, Tensor.data_ptr, Tensor.untyped_storage, Tensor.element_size, Tensor.stride}
     | {Tensor.requires_grad_, Tensor.is_floating_point, Tensor.register_hook}
@@ -53,13 +55,20 @@ class Evicted(nn.Parameter):
     ) -> Any:
         """Size and gradient may be asked; whatever needs values raises RuntimeError."""
         if func not in _HARMLESS:
+            name = getattr(func, "__name__", str(func))
+            if name == "__get__":  # of an attribute
+                name = func.__self__.__name__
             raise RuntimeError(
-                f"{getattr(func, '__name__', func)} reads a parameter of shape "
+                f"{name} reads a parameter of shape "
                 f"{tuple(args[0].shape) if isinstance(args[0], Evicted) else ''} that is in host "
-                "memory: it is on the device only while its layer runs"
+                "memory: it is on the device only while its layer runs (state_dict of the whole "
+                "module has its values, and its HostCopy)"
             )
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
+
+    def __repr__(self) -> str:
+        return f"parameter of shape {tuple(self.shape)} in host memory"
 
 
 class HostCopy:
@@ -80,7 +89,9 @@ class HostCopy:
         self.link = link
         self.host = link.on_host(_host_parameter, parameter, folder)
         self._kind = type(parameter)
+        self._versions = self.host._version, parameter._version
         self._arriving: Copy | None = None
+        self._fetched: Copy | None = None  # the last that arrived, or is about to
         self._gradients: list[Copy] = []
 
     @property
@@ -93,6 +104,11 @@ class HostCopy:
         """Whether the device has no memory for it."""
         return isinstance(self.parameter, Evicted)
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the host's values are still those that were fetched last."""
+        return self.host._version == self._versions[0]
+
     def evict(self) -> None:
         """The device's memory is free; reading the parameter raises."""
         self.wait()
@@ -100,17 +116,42 @@ class HostCopy:
         self.parameter.__class__ = Evicted
 
     def fetch(self, name: str = "") -> None:
-        """The device has memory for it, and the values are on their way: `wait` before use."""
+        """The device has memory for it, and the values are on their way: `wait` before use.
+
+        **Raises** RuntimeError where the device's values were changed: they would be lost.
+        """
         if self.is_evicted:
             self.parameter.__class__ = self._kind
             self.parameter.untyped_storage().resize_(self.nbytes)
-        self._arriving = self.link.to_device(self._outgoing(), self.parameter.data, name)
+        if self.parameter._version != self._versions[1]:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(self.parameter.shape)} was changed on the device, "
+                "but what counts are the host's values: change those"
+            )
+        self._versions = self.host._version, self.parameter._version
+        self._fetched = self.link.to_device(self._outgoing(), self.parameter.data, name)
+        self._arriving = self._fetched
 
     def wait(self) -> None:
         """Compute that starts from now on finds the values."""
-        if self._arriving is not None:
-            self._arriving.wait()
-            self._arriving = None
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None:
+            arriving.wait()
+
+    def settle(self) -> None:
+        """The host may change its values: they are not being copied any more."""
+        if self._fetched is not None:
+            self._fetched.finish()
+
+    def send_gradients(self) -> RemovableHandle:
+        """From now on each gradient leaves as it is made, for as long as this copy exists."""
+        this = weakref.ref(self)  # a parameter's hooks are out of the garbage collector's sight
+
+        def send(parameter: Tensor) -> None:
+            if (copy := this()) is not None:
+                copy.send_gradient(parameter)
+
+        return self.parameter.register_post_accumulate_grad_hook(send)
 
     def send_gradient(self, parameter: Tensor) -> None:
         """Backward has made the gradient: it leaves for the host, and the device's goes."""

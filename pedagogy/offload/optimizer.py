@@ -29,7 +29,8 @@ Source: Ren et al. 2021 (ZeRO-Offload), sections 3 and 4.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -63,11 +64,7 @@ class OffloadedOptimizer:
         self.link = link
         self.staying = {p: HostCopy(p, link) for p in parameters if p not in moving}
         self.copies = {p: moving.get(p) or self.staying[p] for p in parameters}
-        self._hooks = [
-            p.register_post_accumulate_grad_hook(copy.send_gradient)
-            for p, copy in self.staying.items()
-            if p.requires_grad
-        ]
+        self._hooks = [copy.send_gradients() for p, copy in self.staying.items() if p.requires_grad]
         hosts = [copy.host for copy in self.copies.values()]
         self.optimizer = optimizer_class(hosts, **arguments)
 
@@ -84,11 +81,9 @@ class OffloadedOptimizer:
         if closure is not None:
             raise ValueError("OffloadedOptimizer takes no closure: run backward, then step")
         self.take_gradients()
+        self._settle()
         self.link.on_host(self.optimizer.step)
-        for copy in self.staying.values():
-            copy.fetch("parameters")
-        for copy in self.staying.values():
-            copy.wait()
+        self._fetch(copy for copy in self.staying.values() if copy.host.grad is not None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """No gradient is left, on the device, on the link or on the host."""
@@ -98,23 +93,40 @@ class OffloadedOptimizer:
             p.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The host's values and the optimizer's state: what training needs to go on exactly."""
-        values = [copy.host.detach().clone() for copy in self.copies.values()]
-        return {"values": values, "optimizer": self.optimizer.state_dict()}
+        """Copies of the host's values and the optimizer's state: what is needed to go on exactly."""
+        hosts = [copy.host.detach() for copy in self.copies.values()]
+        state = {"values": hosts, "optimizer": self.optimizer.state_dict()}
+        return self.link.on_host(deepcopy, state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`. **Raises** ValueError for another number of parameters."""
-        if len(state["values"]) != len(self.copies):
-            raise ValueError(f"{len(state['values'])} values saved, {len(self.copies)} are here")
+        """Go on from `state_dict`. **Raises** ValueError for parameters of other shapes."""
+        saved = [tuple(value.shape) for value in state["values"]]
+        here = [tuple(copy.host.shape) for copy in self.copies.values()]
+        if saved != here:
+            differ = [pair for pair in zip(saved, here, strict=False) if len(set(pair)) == 2]
+            raise ValueError(
+                f"{len(saved)} values saved, {len(here)} parameters are here; the first of "
+                f"other shapes (saved, here): {differ[:1]}"
+            )
+        self._settle()
         with torch.no_grad():
             for copy, saved in zip(self.copies.values(), state["values"], strict=True):
                 copy.host.copy_(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
-        for copy in self.staying.values():
-            copy.fetch("parameters")
-            copy.wait()
+        self.link.on_host(self.optimizer.load_state_dict, state["optimizer"])
+        self._fetch(self.staying.values())
 
     def restore(self) -> None:
         """The device's parameters keep their gradients again; the host's copies remain."""
         for hook in self._hooks:
             hook.remove()
+
+    def _settle(self) -> None:
+        for copy in self.copies.values():
+            copy.settle()
+
+    def _fetch(self, copies: Iterable[HostCopy]) -> None:
+        copies = list(copies)
+        for copy in copies:
+            copy.fetch("parameters")
+        for copy in copies:
+            copy.wait()

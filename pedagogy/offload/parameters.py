@@ -43,12 +43,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from pedagogy.offload.host_copy import HostCopy
 from pedagogy.offload.simulate import uses_of_a_step
 from pedagogy.ranks import Event, Link, Trace, open_link
 
-_DONE = -1
+_DONE = _NONE = -1
 
 
 class OffloadedModule(nn.Module):
@@ -57,7 +59,9 @@ class OffloadedModule(nn.Module):
     Called like the module, which can also be used directly. `layers`: in the order in which they
     run; by default the blocks of a GPT (`module.blocks`), or the children of a Sequential.
     `copies`: the `HostCopy` of each parameter that moves. `compute_seconds`: each of the 2n uses
-    lasts this long, by sleeping (for pictures). `restore` undoes everything.
+    lasts this long, by sleeping (for pictures). `restore` undoes everything. `state_dict` and
+    `load_state_dict`, of the module too, are the host's values. A layer's backward must begin at
+    what its forward returns.
     **Raises** ValueError for a negative prefetch, no layers, or a layer listed twice.
     """
 
@@ -71,7 +75,9 @@ class OffloadedModule(nn.Module):
         compute_seconds: Sequence[float] = (),
     ) -> None:
         super().__init__()
-        layers = list(layers or getattr(module, "blocks", None) or module.children())
+        if layers is None:
+            layers = getattr(module, "blocks", None) or module.children()
+        layers = list(layers)
         if prefetch < 0 or not layers or len(set(layers)) != len(layers):
             raise ValueError(f"prefetch {prefetch}, {len(layers)} layers: 0 or more; each once")
         self.module = module
@@ -85,13 +91,10 @@ class OffloadedModule(nn.Module):
         ]
         self._uses = uses_of_a_step(len(layers))
         self._held: set[int] = set()
-        self._use, self._since, self._in_backward = _DONE, 0.0, False
+        self._use, self._since, self._backward = _DONE, 0.0, _NONE
         self._events: list[Event] = []
-        self._hooks = [
-            p.register_post_accumulate_grad_hook(copy.send_gradient)
-            for p, copy in self.copies.items()
-            if p.requires_grad
-        ]
+        self._hooks = [copy.send_gradients() for p, copy in self.copies.items() if p.requires_grad]
+        self._hooks += self._values_by_name()
         for index, layer in enumerate(layers):
             layer.forward = partial(self._forward_layer, index, layer.forward)
         self._layers = layers
@@ -126,7 +129,7 @@ class OffloadedModule(nn.Module):
         self, layers: list[nn.Module], folder: Path | None
     ) -> dict[nn.Parameter, HostCopy]:
         """Of each parameter that is in one layer and nowhere else."""
-        everywhere = Counter(p for m in self.module.modules() for p in m._parameters.values())
+        everywhere = Counter(p for _, p in self.module.named_parameters(remove_duplicate=False))
         inside = Counter(p for layer in layers for p in layer.parameters())
         return {
             p: HostCopy(p, self.link, folder)
@@ -134,32 +137,60 @@ class OffloadedModule(nn.Module):
             if count == everywhere[p] == 1
         }
 
+    def _values_by_name(self) -> list[RemovableHandle]:
+        """The module's dicts of values are read from, and loaded into, host memory."""
+        places = [
+            (owner._parameters, name, p)
+            for owner in self.module.modules()
+            for name, p in owner._parameters.items()
+            if p in self.copies
+        ]
+
+        def show_hosts(*_: Any) -> None:
+            for parameters, name, p in places:
+                self.copies[p].settle()
+                parameters[name] = self.copies[p].host
+
+        @torch.no_grad()
+        def show_devices(*_: Any) -> None:
+            for parameters, name, p in places:
+                host, parameters[name] = parameters[name], p
+                if host is not self.copies[p].host:  # by load_state_dict(assign=True)
+                    self.copies[p].host.copy_(host)
+
+        return [
+            self.module.register_state_dict_pre_hook(show_hosts),
+            self.module.register_state_dict_post_hook(show_devices),
+            self.module.register_load_state_dict_pre_hook(show_hosts),
+            self.module.register_load_state_dict_post_hook(show_devices),
+        ]
+
     def _forward_layer(self, index: int, forward: Callable, *inputs: Any, **kwargs: Any) -> Any:
         self._begin(self._use_of(index))
         outputs = forward(*inputs, **kwargs)
-        for tensor in outputs if isinstance(outputs, tuple) else (outputs,):
+        for tensor in tree_leaves(outputs):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(partial(self._begin_backward, index))
         return outputs
 
     def _begin_backward(self, index: int, gradient: Tensor) -> None:
-        if not self._in_backward:
-            self._in_backward = True
+        if self._backward != _backward_under_way():
+            self._backward = _backward_under_way()
             torch.autograd.Variable._execution_engine.queue_callback(self._end)
         self._begin(self._use_of(index))
 
     def _use_of(self, index: int) -> int:
         """A layer that runs forward during backward is being recomputed: for its backward."""
-        return len(self._uses) - 1 - index if self._in_backward else index
+        return index if _backward_under_way() == _NONE else len(self._uses) - 1 - index
 
     def _begin(self, use: int) -> None:
         """A layer is about to run: [1], [2], [3]."""
-        if use == self._use:  # recomputed, or with a second output
-            return
-        self._log()
+        if use != self._use:  # not recomputed, nor a second output
+            self._log()
         coming = self._uses[use : use + self.prefetch + 1]
-        for layer in self._held - set(coming):
-            self._evict(layer)
+        for layer in list(self._held):
+            if layer not in coming or not all(c.is_current for c in self._of_layer[layer]):
+                self._evict(layer)
         for layer in coming:
             if layer not in self._held:
                 self._held.add(layer)
@@ -167,7 +198,8 @@ class OffloadedModule(nn.Module):
                     copy.fetch(f"layer {layer}")
         for copy in self._of_layer[self._uses[use]]:
             copy.wait()
-        self._use, self._since = use, time.perf_counter()
+        if use != self._use:
+            self._use, self._since = use, time.perf_counter()
 
     def _evict(self, layer: int) -> None:
         self._held.discard(layer)
@@ -177,7 +209,6 @@ class OffloadedModule(nn.Module):
 
     def _end(self) -> None:
         """Backward is over: nothing stays on the device, and all gradients have arrived."""
-        self._in_backward = False
         self._log()
         for layer in list(self._held):
             self._evict(layer)
@@ -193,3 +224,8 @@ class OffloadedModule(nn.Module):
         name = str(self._uses[self._use])
         self._events.append(Event(0, kind, name, self._since, time.perf_counter()))
         self._use = _DONE
+
+
+def _backward_under_way() -> int:
+    """The number of the backward that this is called from; -1 outside of one."""
+    return torch._C._current_graph_task_id()

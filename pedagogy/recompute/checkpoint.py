@@ -18,8 +18,9 @@ By hooks on what is saved
 -------------------------
 `checkpoint` lets autograd build its graph as always. Whenever an operation saves a tensor for
 backward, a hook hands autograd a number instead. The first time that backward asks for a number,
-the function runs again, under a hook that collects what is saved now: the same tensors, in the same
-order. The graph is the ordinary one, so that weights, hooks, frozen inputs and nesting all work.
+the function runs again, under a hook that collects what is saved now: the same tensors, in the
+same order. It stops at the last. The graph is the ordinary one, so that weights, hooks, frozen
+inputs and nesting all work.
 
 What must be as in the first run
 --------------------------------
@@ -34,7 +35,7 @@ Sources: Chen et al. 2016, section 3; Griewank and Walther 2000 for the name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -105,9 +106,15 @@ class _Run:
 
         def collect(tensor: Tensor) -> Tensor:
             found.append(tensor.detach())
+            if len(found) == len(self.shapes):
+                raise _AllFound
             return tensor
 
-        with self.again.as_before() as inputs, saved_tensors_hooks(collect, lambda tensor: tensor):
+        with (
+            suppress(_AllFound),
+            self.again.as_before() as inputs,
+            saved_tensors_hooks(collect, lambda tensor: tensor),
+        ):
             self.function(*inputs)
         if [tensor.shape for tensor in found] != self.shapes:
             raise RuntimeError(
@@ -115,6 +122,10 @@ class _Run:
                 "ran again, or of other shapes: it must compute the same both times"
             )
         self.saved = dict(enumerate(found))
+
+
+class _AllFound(BaseException):
+    """The second run need not go on: nothing that it computes now is asked for."""
 
 
 class _RunAgain:

@@ -21,6 +21,7 @@ Sources: Chen et al. 2016, section 4.1; Griewank and Walther 2000, section 2.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import comb
 
 from torch import Tensor
@@ -53,6 +54,33 @@ def _chain(layers: Sequence[Layer]) -> Layer:
         return x
 
     return run
+
+
+def checkpoint_binomial(layers: Sequence[Layer], slots: int, x: Tensor) -> Tensor:
+    """All layers, recomputed as often as `slots` kept activations demand, and no oftener.
+
+    A first part is run and dropped, what it returns takes a slot, and the rest has one slot fewer;
+    backward comes to the first part last, when all slots are free again. Layers run
+    `optimal_forwards(len(layers), slots)` times beyond the first pass.
+    **Raises** ValueError without layers or slots. Source: Griewank and Walther 2000, section 2.
+    """
+    layers = list(layers)
+    optimal_forwards(len(layers), slots)  # checks
+    while len(layers) > 1:
+        cut = _best_cut(len(layers), slots)
+        x = checkpoint(partial(checkpoint_binomial, layers[:cut], slots), x)
+        layers, slots = layers[cut:], max(1, slots - 1)
+    return layers[0](x)
+
+
+def _best_cut(length: int, slots: int) -> int:
+    """How long the first part is."""
+    if slots == 1:
+        return length - 1
+    return min(
+        range(1, length),
+        key=lambda k: k + optimal_forwards(k, slots) + optimal_forwards(length - k, slots - 1),
+    )
 
 
 def longest_chain(slots: int, repetitions: int) -> int:

@@ -89,6 +89,70 @@ def test_code_that_halves_its_batch_on_out_of_memory_works_here_too():
     assert [largest_batch(b) for b in (25_600, 25_599, 3_200)] == [64, 32, 8]
 
 
+@torch.library.custom_op("pedagogy_tests::take_from_a_full_device", mutates_args=())
+def take_from_a_full_device(x: torch.Tensor) -> torch.Tensor:
+    """An operation whose memory an allocator refuses."""
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+
+def test_the_allocators_error_says_what_is_live_by_kind_too():
+    model = nn.Linear(10, 10)
+    pattern = (
+        r"refused the operation pedagogy_tests.take_from_a_full_device.default, in a budget of "
+        r"9,000 bytes. Live by kind: parameters 440, activations 400\. .*Tried to allocate"
+    )
+
+    def step():
+        x = torch.zeros(100)
+        return take_from_a_full_device(x)
+
+    with pytest.raises(BudgetExceeded, match=pattern) as raised, DeviceBudget(9000, model):
+        step()
+    assert type(raised.value.__cause__) is torch.OutOfMemoryError
+
+
+def test_an_allocation_outside_of_operations_is_translated_when_the_block_ends():
+    with (
+        pytest.raises(BudgetExceeded, match="refused something that is no operation"),
+        DeviceBudget(9000),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_in_a_roomy_budget_inside_a_small_one_the_small_ones_error_arrives_as_it_is():
+    with (
+        pytest.raises(BudgetExceeded, match="400 over the budget of 0") as raised,
+        DeviceBudget(0),
+        DeviceBudget(9000),
+    ):
+        torch.zeros(100)
+    assert raised.value.__cause__ is None
+
+
+def test_other_errors_pass():
+    with pytest.raises(ZeroDivisionError), DeviceBudget(9000):
+        1 // 0  # noqa: B018
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_allocator_has_no_more_than_the_budget_while_the_block_runs():
+    limit = 64 * 2**20
+    torch.cuda.empty_cache()
+    with DeviceBudget(limit, device="cuda"):
+        x = torch.zeros(2**20, device="cuda")
+        assert torch.cuda.memory_reserved() <= limit
+        with pytest.raises(BudgetExceeded, match="the allocator refused the operation"):
+            torch.zeros(limit, device="cuda")
+    del x
+    y = torch.zeros(1, device="cuda")
+    with (
+        pytest.raises(BudgetExceeded, match="something that is no operation"),
+        DeviceBudget(limit, device="cuda"),
+    ):
+        y.untyped_storage().resize_(2 * limit)
+    torch.zeros(limit, device="cuda")  # restored: 256 MiB
+
+
 def test_a_negative_budget_is_refused():
     with pytest.raises(ValueError, match="-1 bytes"):
         DeviceBudget(-1)
