@@ -89,14 +89,14 @@ def test_C77_a_fetched_parameter_is_settled_before_the_host_changes_it():
 
 def wide_gpt():
     torch.manual_seed(0)
-    return GPT(**{**SIZES, "layers": 6, "hidden": 32})
+    return GPT(**{**SIZES, "layers": 6, "hidden": 24})
 
 
 def test_a_model_that_does_not_fit_fails_and_offloaded_trains_to_the_same_bits():
     plain, optimizer = wide_gpt(), None
     optimizer = adamw(plain.parameters())
     with memory_meter(plain, optimizer) as meter:
-        losses = train(plain, optimizer, steps=3)
+        losses = train(plain, optimizer, steps=2)
     limit = meter.peak // 4
 
     model = wide_gpt()
@@ -105,7 +105,7 @@ def test_a_model_that_does_not_fit_fails_and_offloaded_trains_to_the_same_bits()
         pytest.raises(BudgetExceeded, match="over the budget"),
         DeviceBudget(limit, model, optimizer),
     ):
-        train(model, optimizer, steps=3)
+        train(model, optimizer, steps=2)
 
     model, link = wide_gpt(), Link()
     module = OffloadedModule(model, link, prefetch=1)
@@ -116,6 +116,6 @@ def test_a_model_that_does_not_fit_fails_and_offloaded_trains_to_the_same_bits()
             return model.loss(*batch)
 
     with DeviceBudget(limit, model) as budget:
-        assert_same(train(model, optimizer, steps=3, loss=loss), losses)
+        assert_same(train(model, optimizer, steps=2, loss=loss), losses)
     assert 0 < budget.peak <= limit
     assert_same(values(module.restore()), values(plain))

@@ -38,6 +38,7 @@ def convnet():
 
 
 MODELS = [tied_gpt, untied_gpt_with_dropout, gpt_with_a_frozen_bottom, mlp, convnet]
+FEWER = [untied_gpt_with_dropout, gpt_with_a_frozen_bottom, convnet]
 
 
 def layers_of(model):
