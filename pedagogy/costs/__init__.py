@@ -20,6 +20,7 @@ from pedagogy.costs import (
     pipeline_memory,
     precision,
     published,
+    recompute,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "pipeline_memory",
     "precision",
     "published",
+    "recompute",
 ]

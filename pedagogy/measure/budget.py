@@ -60,12 +60,13 @@ class DeviceBudget(MemoryMeter):
     def __enter__(self) -> DeviceBudget:
         super().__enter__()
         try:
+            if self._device is not None and self._device.type == "cuda":
+                index = self._device.index
+                self._allocator.enter_context(_allocator_limited(self.num_bytes, index))
             self._check("module and optimizer")
-        except BudgetExceeded as error:
+        except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
-        if self._device is not None and self._device.type == "cuda":
-            self._allocator.enter_context(_allocator_limited(self.num_bytes, self._device))
         return self
 
     def __exit__(
@@ -113,8 +114,8 @@ class DeviceBudget(MemoryMeter):
 
 
 @contextmanager
-def _allocator_limited(num_bytes: int, device: torch.device) -> Iterator[None]:
-    """PyTorch's allocator gives this process no more than `num_bytes` of a GPU."""
+def _allocator_limited(num_bytes: int, device: int | None) -> Iterator[None]:
+    """PyTorch's allocator gives this process no more than `num_bytes` of a GPU (None: current)."""
     memory = torch.cuda.get_device_properties(device).total_memory
     before = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)(device)
     torch.cuda.empty_cache()  # what is cached counts

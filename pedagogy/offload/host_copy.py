@@ -39,7 +39,8 @@ from pedagogy.ranks import Copy, Link
 _HALF = (torch.float16, torch.bfloat16)
 _HARMLESS = frozenset(  # what may be asked of a parameter that is not there
     {getattr(Tensor, name).__get__ for name in ("grad", "shape", "dtype", "device", "is_leaf")}
-    | {getattr(Tensor, name).__get__ for name in ("requires_grad", "layout", "is_cuda", "ndim", "nbytes")}
+    | {getattr(Tensor, name).__get__ for name in ("requires_grad", "layout", "is_cuda", "ndim")}
+    | {Tensor.nbytes.__get__}
     | {Tensor.grad.__set__, Tensor.grad.__delete__, Tensor.__hash__, Tensor.numel, Tensor.size}
     | {Tensor.dim, Tensor.data_ptr, Tensor.untyped_storage, Tensor.element_size, Tensor.stride}
     | {Tensor.requires_grad_, Tensor.is_floating_point, Tensor.register_hook}

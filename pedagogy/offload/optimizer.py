@@ -47,6 +47,7 @@ class OffloadedOptimizer:
     The module's parameters stay on the device, or where its `OffloadedModule` keeps them. Its
     gradients go to the host during backward: `p.grad` is None afterwards. `optimizer` is the one
     on the host: give it to a scheduler, clip its parameters' gradients (after `take_gradients`).
+    **Raises** ValueError for a module without parameters.
     """
 
     def __init__(
@@ -58,6 +59,8 @@ class OffloadedOptimizer:
     ) -> None:
         moving = module.copies if isinstance(module, OffloadedModule) else {}
         parameters = list(module.parameters())
+        if not parameters:
+            raise ValueError("a module without parameters: there is nothing to offload")
         if link is None:
             of_module = isinstance(module, OffloadedModule)
             link = module.link if of_module else open_link(parameters[0].device)
@@ -70,7 +73,9 @@ class OffloadedOptimizer:
 
     def take_gradients(self) -> None:
         """The host's parameters have the gradients of all backwards so far."""
-        for copy in self.copies.values():
+        for p, copy in self.copies.items():
+            if p.grad is not None:  # set by hand, or of a parameter that was frozen at first
+                copy.send_gradient(p)
             copy.take_gradients()
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:
@@ -83,17 +88,17 @@ class OffloadedOptimizer:
         self.take_gradients()
         self._settle()
         self.link.on_host(self.optimizer.step)
-        self._fetch(copy for copy in self.staying.values() if copy.host.grad is not None)
+        self._fetch(copy for copy in self._here() if copy.host.grad is not None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """No gradient is left, on the device, on the link or on the host."""
+        for p in self.copies:
+            p.grad = None
         self.take_gradients()
         self.optimizer.zero_grad(set_to_none)
-        for p in self.staying:
-            p.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the host's values and the optimizer's state: what is needed to go on exactly."""
+        """A copy of the host's values and the optimizer's state: all that it takes to go on."""
         hosts = [copy.host.detach() for copy in self.copies.values()]
         state = {"values": hosts, "optimizer": self.optimizer.state_dict()}
         return self.link.on_host(deepcopy, state)
@@ -113,12 +118,16 @@ class OffloadedOptimizer:
             for copy, saved in zip(self.copies.values(), state["values"], strict=True):
                 copy.host.copy_(saved)
         self.link.on_host(self.optimizer.load_state_dict, state["optimizer"])
-        self._fetch(self.staying.values())
+        self._fetch(self._here())
 
     def restore(self) -> None:
         """The device's parameters keep their gradients again; the host's copies remain."""
         for hook in self._hooks:
             hook.remove()
+
+    def _here(self) -> list[HostCopy]:
+        """What stays; and what moves, where it is on the device at the moment or restored."""
+        return [copy for copy in self.copies.values() if not copy.is_evicted]
 
     def _settle(self) -> None:
         for copy in self.copies.values():

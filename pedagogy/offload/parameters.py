@@ -62,7 +62,7 @@ class OffloadedModule(nn.Module):
     lasts this long, by sleeping (for pictures). `restore` undoes everything. `state_dict` and
     `load_state_dict`, of the module too, are the host's values. A layer's backward must begin at
     what its forward returns.
-    **Raises** ValueError for a negative prefetch, no layers, or a layer listed twice.
+    **Raises** ValueError for a negative prefetch, no layers, a layer listed twice, no parameters.
     """
 
     def __init__(
@@ -80,9 +80,11 @@ class OffloadedModule(nn.Module):
         layers = list(layers)
         if prefetch < 0 or not layers or len(set(layers)) != len(layers):
             raise ValueError(f"prefetch {prefetch}, {len(layers)} layers: 0 or more; each once")
+        parameters = list(module.parameters())
+        if not parameters:
+            raise ValueError("a module without parameters: there is nothing to offload")
         self.module = module
-        device = next(module.parameters()).device
-        self.link = link or open_link(device)
+        self.link = link or open_link(parameters[0].device)
         self.prefetch = prefetch
         self.compute_seconds = compute_seconds
         self.copies = self._host_copies(layers, folder)
@@ -167,9 +169,10 @@ class OffloadedModule(nn.Module):
 
     def _forward_layer(self, index: int, forward: Callable, *inputs: Any, **kwargs: Any) -> Any:
         self._begin(self._use_of(index))
+        given = {tensor.grad_fn for tensor in _tensors((inputs, kwargs))}
         outputs = forward(*inputs, **kwargs)
-        for tensor in tree_leaves(outputs):
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
+        for tensor in _tensors(outputs):
+            if tensor.requires_grad and tensor.grad_fn not in given:  # the layer made it
                 tensor.register_hook(partial(self._begin_backward, index))
         return outputs
 
@@ -224,6 +227,10 @@ class OffloadedModule(nn.Module):
         name = str(self._uses[self._use])
         self._events.append(Event(0, kind, name, self._since, time.perf_counter()))
         self._use = _DONE
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 def _backward_under_way() -> int:

@@ -60,6 +60,7 @@ class Link:
     """A link of a CPU that plays the device: one thread for each direction, and the host's.
 
     `bytes_per_second` None: as fast as memory is. `to_device_bytes` and `to_host_bytes` count.
+    The threads end with `close`, or when nobody holds the link any more.
     **Raises** ValueError unless the speed is positive.
     """
 

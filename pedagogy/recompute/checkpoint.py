@@ -104,11 +104,11 @@ class _Run:
     def _recompute(self) -> None:
         found: list[Tensor] = []
 
-        def collect(tensor: Tensor) -> Tensor:
+        def collect(tensor: Tensor) -> int:
             found.append(tensor.detach())
             if len(found) == len(self.shapes):
                 raise _AllFound
-            return tensor
+            return len(found)  # not the tensor: its graph would hold it, and it its graph
 
         with (
             suppress(_AllFound),

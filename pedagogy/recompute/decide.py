@@ -28,15 +28,15 @@ Sources: Peng et al. 2020 (Capuchin), sections 4.3 and 4.4; Wang et al. 2018, se
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
+from pedagogy.recompute.again import ALONE, KEEP, RECOMPUTE, SWAP
 from pedagogy.recompute.made import Key
 from pedagogy.recompute.policies import POLICIES
 from pedagogy.recompute.predict import Prediction, predict
 from pedagogy.recompute.profile import Profile
-from pedagogy.recompute.tape import ALONE, KEEP, RECOMPUTE, SWAP
 
 EXPENSIVE = frozenset(("convolution", "addmm", "mm", "bmm", "baddbmm", "embedding"))
 _AT_THE_END = frozenset(("log_softmax", "nll_loss_forward"))  # backward asks for it at once
@@ -119,7 +119,7 @@ def swap_or_recompute(profile: Profile, budget: int, link_bandwidth: float) -> D
 
 def recompute_seconds(profile: Profile, key: Key) -> float:
     """How long it takes to make this storage again, if everything else that is saved is there."""
-    return sum(profile.operations[number].seconds for number in set(_lineage(profile, key, {})))
+    return sum(profile.operations[number].seconds for number in _lineage(profile, key, ()))
 
 
 def _decided(profile: Profile, actions: Mapping[Key, str], bandwidth: float) -> Decision:
@@ -129,11 +129,13 @@ def _decided(profile: Profile, actions: Mapping[Key, str], bandwidth: float) -> 
 
 def _movable(profile: Profile) -> dict[Key, int]:
     """What is worth a decision: large enough, and not at once asked for again."""
-    large = max(saved.nbytes for saved in profile.saved.values()) / 64
+    large = max((saved.nbytes for saved in profile.saved.values()), default=0) / 64
     return {
         key: saved.nbytes
         for key, saved in profile.saved.items()
-        if saved.nbytes >= large and profile.operations[key[0]].name not in _AT_THE_END
+        if saved.nbytes >= large
+        and profile.operations[key[0]].name not in _AT_THE_END
+        and profile.repeats(key)
     }
 
 
@@ -184,9 +186,9 @@ def _segments(profile: Profile) -> list[tuple[set[int], list[Key]]]:
     """What is cheap to make again: the operations that run for it, and the saved storages."""
     lineage: dict[Key, set[int]] = {}  # of what is dropped
     for key in profile.saved:
-        ops = set(_lineage(profile, key, lineage))
+        ops = _lineage(profile, key, lineage)
         names = {profile.operations[number].name for number in ops}
-        if not names & (EXPENSIVE | _AT_THE_END) and profile.operations[key[0]].repeats:
+        if not names & (EXPENSIVE | _AT_THE_END) and profile.repeats(key):
             lineage[key] = ops
     segments: list[tuple[set[int], list[Key]]] = []
     for key, ops in lineage.items():
@@ -197,13 +199,20 @@ def _segments(profile: Profile) -> list[tuple[set[int], list[Key]]]:
     return segments
 
 
-def _lineage(profile: Profile, key: Key, dropped: Mapping[Key, set[int]]) -> Iterator[int]:
+def _lineage(profile: Profile, key: Key, dropped: Collection[Key]) -> set[int]:
     """The operations that make it, back to what is kept."""
-    yield key[0]
-    for source in profile.operations[key[0]].inputs:
-        is_kept = source in profile.saved and source not in dropped
-        if not is_kept and profile.operations[source[0]].repeats:
-            yield from _lineage(profile, source, dropped)
+    found: set[int] = set()
+    waiting = [key]
+    while waiting:
+        number = waiting.pop()[0]
+        if number not in found:
+            found.add(number)
+            waiting += [
+                source
+                for source in profile.operations[number].inputs
+                if profile.repeats(source) and (source not in profile.saved or source in dropped)
+            ]
+    return found
 
 
 def _working_set(profile: Profile, ops: set[int]) -> int:

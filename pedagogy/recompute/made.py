@@ -10,13 +10,15 @@ A recipe is the operation with its arguments. An argument that was made on the w
 (`Input`), not held, or nothing would ever be freed. Held are parameters and the batch, which are
 there anyway, and what cannot be made again: random numbers, and what was written in place.
 
+An argument that is written in place after it was read makes the recipe wrong. PyTorch counts the
+writes to each tensor; `Held` and `Input` compare that count with the one they saw.
+
 Source: Peng et al. 2020 (Capuchin), section 4, for the lineage of single tensors.
 """
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 from pedagogy.ranks.away import Away
 
 Key = tuple[int, int]  # the number of an operation, and which of its outputs
+_NOTHING = torch.empty(0)
 
 
 class Op:
@@ -36,8 +39,18 @@ class Op:
         self.name = str(func).removeprefix("aten.").split(".")[0].strip("_")
         self.inputs: tuple[Key, ...] = ()  # what it read, of what the tape made
         self.nbytes: dict[int, int] = {}  # of what it made, by output
-        self.repeats = torch.Tag.nondeterministic_seeded not in func.tags  # makes the same again
+        self.is_pure = is_own(func) and torch.Tag.nondeterministic_seeded not in func.tags
+        self.written: set[int] = set()  # the outputs that were written in place
         self.runs = 0  # beyond the first
+
+    def repeats(self, output: int) -> bool:
+        """Whether running it again makes this output again."""
+        return self.is_pure and output not in self.written
+
+
+def is_own(func: Any) -> bool:
+    """One of PyTorch's operations, which say what they write; a collective does not."""
+    return func.namespace in ("aten", "prims")
 
 
 class Geometry(NamedTuple):
@@ -57,13 +70,37 @@ class Geometry(NamedTuple):
         return tensor.detach().as_strided(*self)
 
 
-@dataclass(frozen=True)
-class Input:
-    """An argument that the tape made: which, its view of it, and how often it was written then."""
+class Held:
+    """A tensor that is held on to: a parameter, the batch, what cannot be made again."""
 
-    made: Made
-    geometry: Geometry
-    writes: int
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = alias(tensor)
+        self.version = version(tensor)
+
+    @property
+    def is_stale(self) -> bool:
+        """Written in place since."""
+        return version(self.tensor) != self.version
+
+
+class Input:
+    """A tensor that the tape made, as it was read: the storage, and the view of it."""
+
+    def __init__(self, made: Made, tensor: Tensor) -> None:
+        self.made, self.geometry = made, Geometry.of(tensor)
+        self.counter = alias(tensor)
+        self.counter.data = _NOTHING  # counts the tensor's writes on, and holds none of its bytes
+        self.seen = self._writes
+
+    @property
+    def _writes(self) -> tuple[int, int]:
+        """In this block, under any name; and later, under this one."""
+        return self.made.writes, self.counter._version
+
+    @property
+    def is_stale(self) -> bool:
+        """Written in place since."""
+        return self._writes != self.seen
 
 
 class Made:
@@ -77,8 +114,8 @@ class Made:
         self.siblings: list[weakref.ref[Made]] = []  # all that the operation made
         self.writes = 0  # in place, since it was made
         self.action = ""  # autograd has not saved it
-        self.pending = 0  # how often backward will still ask
-        self.again: Tensor | None = None  # made again, until the last has asked
+        self.pending = 0  # how many nodes of the graph may still ask
+        self.again: Tensor | None = None  # made again, until the last has gone
         self.away: Away | None = None
 
     @property
@@ -86,15 +123,15 @@ class Made:
         """What its operation read, of what the tape made."""
         return [x for x in tree_leaves(self.recipe) if isinstance(x, Input)]
 
-    def lineage(self) -> list[Op]:
-        """The operations that would run to make it, if what is saved by now were there."""
-        ops, waiting = {self.op.number: self.op}, [self]
-        while waiting:
-            for x in waiting.pop().inputs:
-                if not x.made.action and x.made.op.number not in ops:
-                    ops[x.made.op.number] = x.made.op
-                    waiting.append(x.made)
-        return list(ops.values())
+    @property
+    def repeats(self) -> bool:
+        """Whether it can be made again."""
+        return self.op.repeats(self.key[1])
+
+    @property
+    def is_there(self) -> bool:
+        """On the device, or in host memory."""
+        return bool(self.storage() is not None or self.away or self.again is not None)
 
     def find(self) -> Tensor | None:
         """The values, if they are on the device or can be fetched."""
@@ -105,3 +142,14 @@ class Made:
         if self.away is not None:
             return self.geometry.on(self.away.get())
         return self.again
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """`tensor.detach()`, sharing the count of writes also where operations are recorded."""
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()
+
+
+def version(tensor: Tensor) -> int:
+    """How often it was written in place; nobody counts what is made in inference mode."""
+    return 0 if tensor.is_inference() else tensor._version

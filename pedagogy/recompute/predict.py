@@ -11,7 +11,7 @@ How it works
 ------------
 Forward: a storage that is dropped is gone from the operation on after which nobody else needs it
 (`Saved.gone`); one that is swapped, when its copy out is over. Backward, at each ask: what is not
-there is made again, by the recursion that the tape runs, while all that it holds is counted.
+there is made again as the tape does it (`again`), while all that it holds is counted.
 
 The link carries one copy at a time in each direction. A copy back starts when it is called, or
 when the link is free; backward waits until it is over. Seconds are those of the profile: an
@@ -22,19 +22,20 @@ Sources: Peng et al. 2020 (Capuchin), section 4.4; Wang et al. 2018 (SuperNeuron
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pedagogy.ranks import Event
-from pedagogy.recompute.made import Key
+from pedagogy.recompute.again import ALONE, KEEP, RECOMPUTE, SWAP
+from pedagogy.recompute.made import Key, Op
 from pedagogy.recompute.profile import Profile
-from pedagogy.recompute.tape import ALONE, KEEP, RECOMPUTE, SWAP
 
 
 class Prediction(NamedTuple):
     """What `predict` returns: bytes, seconds, operations that run again, and the timeline.
 
-    `live`: the bytes at each moment that a memory meter would read.
+    `live`: the bytes at each moment that a memory meter would read. `moves`: the second, the
+    storage, and whether it is on the device again (or has left it).
     """
 
     peak: int
@@ -44,6 +45,7 @@ class Prediction(NamedTuple):
     stall: float
     live: tuple[int, ...]
     events: tuple[Event, ...]
+    moves: tuple[tuple[float, Key, bool], ...]
 
 
 def predict(
@@ -67,6 +69,7 @@ def predict(
         replay.stall,
         tuple(replay.live),
         tuple(replay.events),
+        tuple(replay.moves),
     )
 
 
@@ -84,12 +87,12 @@ class _Replay:
         self.actions = {
             key: action
             for key, action in actions.items()
-            if key in profile.saved and profile.operations[key[0]].repeats and action != KEEP
+            if key in profile.saved and profile.repeats(key) and action != KEEP
         }
         self.pending = {key: len(saved.asks) for key, saved in profile.saved.items()}
         self.staying = set(self.actions)  # not yet gone
         self.absent: set[Key] = set()  # gone, and would be there if all were kept
-        self.held: set[Key] = set()  # by the node that asked last
+        self.held: list[Key] = []  # by the node that asks
         self.making = 0  # bytes held on the way of making something again
         self.sent: dict[Key, float] = {}  # when the copy to the host is over
         self.called: dict[Key, float] = {}  # when the copy to the device is
@@ -98,6 +101,7 @@ class _Replay:
         self.runs = 0
         self.live: list[int] = []
         self.events: list[Event] = []
+        self.moves: list[tuple[float, Key, bool]] = []
 
     def forward(self) -> None:
         """Each operation; then what nobody needs leaves."""
@@ -105,7 +109,7 @@ class _Replay:
         for key in self.actions:
             made.setdefault(key[0], []).append(key)
         for number, op in enumerate(self.profile.operations):
-            self._compute("F", op.name, op.seconds)
+            self._compute("F", self.profile.name((number, 0)), op.seconds)
             for key in made.get(number, ()):
                 if self.actions[key] == SWAP:
                     self.sent[key] = self._copy("to_host", key)
@@ -118,6 +122,8 @@ class _Replay:
             self._compute("B", str(ask), seconds)
             self._leave(len(self.profile.operations))
             if len(readings) > 1:  # something was computed: another node of the graph asks
+                for key in self.held:
+                    self.pending[key] -= 1
                 self.held.clear()
             for reading in readings:
                 self._read(reading)
@@ -128,48 +134,64 @@ class _Replay:
         for called in self._coming(ask):
             self._call(called)
         if self.actions.get(key) == SWAP:
-            self._call(key)
-            self._wait(self.called[key])
+            self._fetch(key)
         elif key in self.absent:
-            self._make(key, key[0], live)
-            self.making = 0
+            self._make(key, live)
             self.absent.discard(key)
         self.staying.discard(key)
-        self.held.add(key)
-        self.pending[key] -= 1
+        self.held.append(key)
 
-    def _make(self, key: Key, asked: int, live: int) -> None:
-        """The recursion of `Tape`: what is not there is made, and held while it is needed."""
-        op = self.profile.operations[key[0]]
-        before = self.making
-        for source in op.inputs:
-            if self.actions.get(source) == SWAP and self.pending[source]:
-                self._call(source)
-                self._wait(self.called[source])
-            elif not self._is_there(source):
-                self._make(source, asked, live)
-        results = sum(op.nbytes.values())
-        if "batch_norm" in op.name:  # its statistics, copied
-            results += op.nbytes[1] + op.nbytes[2]
-        self.making += results
-        self._read(live)
-        self.making = before
-        self.runs += 1
-        self.extra_seconds += op.seconds
-        self._compute("R", op.name, op.seconds)
-        for sibling in ((key[0], output) for output in op.nbytes):
-            action = self.actions.get(sibling)
-            stays = action == RECOMPUTE or (action == ALONE and key[0] == asked)
-            if stays and self.pending[sibling]:
-                self.absent.discard(sibling)
-        if key in self.absent or key not in self.actions:
-            self.making += op.nbytes[key[1]]  # whoever asked holds it
+    def _make(self, key: Key, live: int) -> None:
+        """As `make_again` does."""
+        missing = self._missing(key)
+        reads = [(s, number) for number in missing for s in self.profile.operations[number].inputs]
+        last_read = {**dict(reads), key: key[0] + 1}
+        made_now: dict[Key, int] = {}
+        for number in missing:
+            op = self.profile.operations[number]
+            for source in op.inputs:
+                self._fetch(source)
+            results = sum(op.nbytes.values())
+            if "batch_norm" in op.name:  # its statistics, copied
+                results += op.nbytes[1] + op.nbytes[2]
+            self.making = sum(made_now.values()) + results
+            self._read(live)
+            self.runs += 1
+            self.extra_seconds += op.seconds
+            self._compute("R", self.profile.name((number, 0)), op.seconds)
+            made_now |= {s: n for s, n in self._results(op, key[0]) if s in last_read}
+            made_now = {s: n for s, n in made_now.items() if last_read[s] > number}
+        self.making = 0
+
+    def _missing(self, key: Key) -> list[int]:
+        """The operations that must run, in order."""
+        found: set[int] = set()
+        waiting = [key[0]]
+        while waiting:
+            number = waiting.pop()
+            if number not in found:
+                found.add(number)
+                inputs = self.profile.operations[number].inputs
+                waiting += [source[0] for source in inputs if not self._is_there(source)]
+        return sorted(found)
+
+    def _results(self, op: Op, asked: int) -> Iterator[tuple[Key, int]]:
+        """What an operation made again; what stays is live from now on, and counted there."""
+        for output, nbytes in op.nbytes.items():
+            key = (op.number, output)
+            action = self.actions.get(key)
+            stays = action == RECOMPUTE or (action == ALONE and op.number == asked)
+            if stays and self.pending[key] and key in self.absent:
+                self._return(key)
+                nbytes = 0
+            yield key, nbytes
 
     def _is_there(self, key: Key) -> bool:
-        if not self.profile.operations[key[0]].repeats:
+        if not self.profile.repeats(key):
             return True  # it is held on to
-        kept = self.actions.get(key, KEEP) == KEEP and key in self.held
-        return kept or (bool(self.pending.get(key)) and key not in self.absent)
+        if self.actions.get(key) == SWAP:
+            return bool(self.pending[key])
+        return bool(self.pending.get(key)) and key not in self.absent
 
     def _leave(self, number: int) -> None:
         """After this operation: what is dropped, or sent by now, and needed by nobody else."""
@@ -178,6 +200,11 @@ class _Replay:
             if self.profile.saved[key].gone <= number and is_over:
                 self.staying.discard(key)
                 self.absent.add(key)
+                self.moves.append((self.clock, key, False))
+
+    def _return(self, key: Key) -> None:
+        self.absent.discard(key)
+        self.moves.append((self.clock, key, True))
 
     def _read(self, live: int) -> None:
         absent = sum(self.profile.saved[key].nbytes for key in self.absent)
@@ -185,16 +212,19 @@ class _Replay:
 
     def _coming(self, ask: int) -> list[Key]:
         if self.calls is not None:
-            return [key for key in self.calls.get(ask, ()) if key in self.sent]
-        waiting = [key for key in self.sent if key not in self.called and self.pending[key]]
-        return sorted(waiting)[-1:]
+            return list(self.calls.get(ask, ()))
+        return sorted(key for key in self.sent if key in self.absent)[-1:]
 
     def _call(self, key: Key) -> None:
-        if key not in self.called:
-            self._wait(self.sent[key])
-            self.absent.discard(key)
-            self.staying.discard(key)
+        """What has left starts on its way back."""
+        if key in self.sent and key in self.absent:
+            self._return(key)
             self.called[key] = self._copy("to_device", key)
+
+    def _fetch(self, key: Key) -> None:
+        """Have what was swapped."""
+        self._call(key)
+        self._wait(self.called.get(key, 0.0))
 
     def _copy(self, way: str, key: Key) -> float:
         start = max(self.clock, self.link_free[way])

@@ -29,19 +29,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 
-from pedagogy.measure import MemoryMeter, memory_meter, restore_rng_state, rng_state
-from pedagogy.recompute.made import Key, Made, Op
-from pedagogy.recompute.tape import KEEP, Tape
+from pedagogy.measure import memory_meter, restore_rng_state, rng_state
+from pedagogy.recompute.made import Key, Op
+from pedagogy.recompute.watch import Fading, Watched, places_of
 
 
 class Saved(NamedTuple):
@@ -86,6 +82,10 @@ class Profile(NamedTuple):
         readings = [live for _, after in self.backward for live in after]
         return max([*readings, *self.live])
 
+    def repeats(self, key: Key) -> bool:
+        """Whether this storage can be made again."""
+        return self.operations[key[0]].repeats(key[1])
+
     def name(self, key: Key) -> str:
         """Where in the model, and what made it."""
         op = self.operations[key[0]]
@@ -102,14 +102,14 @@ def profile(
     Afterwards parameters, gradients, buffers and random numbers are what they were.
     """
     loss = loss or model.loss
-    with _left_alone(model), _places(model) as place:
-        fading = _Fading(place)
+    with _left_alone(model), places_of(model) as place:
+        fading = Fading(place)
         with torch.no_grad(), fading:
             loss(*batch)
         forward_seconds, backward_seconds = _timed(loss, batch)
         model.zero_grad()
         with memory_meter(model) as meter:
-            watched = _Watched(meter, place)
+            watched = Watched(meter, place)
             with watched, saved_tensors_hooks(watched.pack, watched.unpack):
                 result = loss(*batch)
             watched.mark()
@@ -127,60 +127,7 @@ def profile(
     )
 
 
-class _Fading(Tape):
-    """Without autograd: after which operation is a storage gone?"""
-
-    def __init__(self, place: list[str]) -> None:
-        super().__init__(lambda made: KEEP, None)
-        self.place = place
-        self.gone: dict[Key, int] = {}
-        self._there: dict[Key, Made] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        """Run one operation and see what is left."""
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        for key, made in list(self._there.items()):
-            if made.storage() is None:
-                self.gone[key] = len(self.ops) - 1
-                del self._there[key]
-        self._there |= {made.key: made for made in self._living.values()}
-        return result
-
-
-class _Watched(Tape):
-    """With everything kept: live bytes and moments."""
-
-    def __init__(self, meter: MemoryMeter, place: list[str]) -> None:
-        super().__init__(lambda made: KEEP, None)
-        self.meter, self.place = meter, place
-        self.live: list[int] = []
-        self.marks: list[tuple[float, int]] = []  # seconds, and how many readings there were
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        """Run one operation and read the meter."""
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        live = sum(self.meter.curve[-1][1].values())
-        self.live += [live] * (len(self.ops) - len(self.live))
-        return result
-
-    def unpack(self, packed: Any) -> Tensor:
-        """Note when it was asked for."""
-        if not isinstance(packed, Tensor):
-            self.mark()
-        return super().unpack(packed)
-
-    def mark(self) -> None:
-        """A moment of backward: its beginning, an ask, its end."""
-        moment = time.perf_counter()
-        _ = self.meter.now  # a reading: what was freed since the last operation counts no more
-        self.marks.append((moment, len(self.meter.curve)))
-
-
-def _saved(watched: _Watched, gone: dict[Key, int]) -> dict[Key, Saved]:
+def _saved(watched: Watched, gone: dict[Key, int]) -> dict[Key, Saved]:
     asks: dict[Key, list[int]] = {}
     for number, key in enumerate(watched.asked):
         asks.setdefault(key, []).append(number)
@@ -192,7 +139,7 @@ def _saved(watched: _Watched, gone: dict[Key, int]) -> dict[Key, Saved]:
     }
 
 
-def _backward(watched: _Watched, seconds: float) -> tuple[tuple[float, tuple[int, ...]], ...]:
+def _backward(watched: Watched, seconds: float) -> tuple[tuple[float, tuple[int, ...]], ...]:
     """Between each mark and the next: seconds, scaled, and the readings."""
     readings = [sum(kinds.values()) for _, kinds in watched.meter.curve]
     (start, _), (end, _) = watched.marks[0], watched.marks[-1]
@@ -228,26 +175,3 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
             p.grad = gradient
         for buffer, value in buffers:
             buffer.copy_(value)
-
-
-@contextmanager
-def _places(model: nn.Module) -> Iterator[list[str]]:
-    """The names of the modules that run, outermost first, as they change."""
-    names = {module: name for name, module in model.named_modules()}
-    stack: list[str] = []
-
-    def enter(module: nn.Module, inputs: Any) -> None:
-        stack.append(names.get(module, ""))
-
-    def leave(module: nn.Module, inputs: Any, output: Any) -> None:
-        stack.pop()
-
-    handles = [
-        register_module_forward_pre_hook(enter),
-        register_module_forward_hook(leave),
-    ]
-    try:
-        yield stack
-    finally:
-        for handle in handles:
-            handle.remove()

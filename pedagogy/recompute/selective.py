@@ -16,8 +16,8 @@ Source: Korthikanti et al. 2022, section 5.
 
 from __future__ import annotations
 
+from pedagogy.recompute.again import KEEP, RECOMPUTE
 from pedagogy.recompute.made import Made
-from pedagogy.recompute.tape import KEEP, RECOMPUTE
 
 _OF_THE_SCORES = ("softmax", "mul")  # "mul": probabilities after dropout
 

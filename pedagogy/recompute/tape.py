@@ -39,7 +39,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,17 +49,23 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pedagogy.ranks import Link, open_link
 from pedagogy.ranks.away import Away
-from pedagogy.recompute.made import Geometry, Input, Key, Made, Op
+from pedagogy.recompute.again import ACTIONS, KEEP, SWAP, make_again
+from pedagogy.recompute.made import Held, Input, Key, Made, Op, alias, is_own
 
-KEEP, RECOMPUTE, ALONE, SWAP = ACTIONS = ("keep", "recompute", "alone", "swap")
 
-
-class _Packed(NamedTuple):
+class _Packed(Input):
     """What autograd keeps instead of a tensor; `kept` unless its storage may go."""
 
-    made: Made
-    geometry: Geometry
-    kept: Tensor | None
+    def __init__(self, made: Made, tensor: Tensor) -> None:
+        super().__init__(made, tensor)
+        self.kept = alias(tensor) if made.action == KEEP else None
+        made.pending += 1
+
+    def __del__(self) -> None:
+        """The node that would have asked is done, or gone."""
+        self.made.pending -= 1
+        if not self.made.pending:
+            self.made.again = self.made.away = None
 
 
 Rule = Callable[[Made], str]
@@ -93,21 +99,25 @@ class Tape(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         """Run an operation, and write down how."""
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        if torch.is_inference_mode_enabled():  # autograd will save nothing of it
+            return func(*args, **(kwargs or {}))
+        given = _tensors((args, kwargs))
         read = [made for made in map(self._lookup, given) if made is not None]
+        written = [made for made in map(self._lookup, _written(func, args, kwargs)) if made]
         recipe = (func, *tree_map(self._describe, (args, kwargs or {})))
         start = time.perf_counter()
         result = func(*args, **(kwargs or {}))
         seconds = time.perf_counter() - start
-        if func._schema.is_mutable:
-            for made in read:
-                made.writes += 1
-                made.op.repeats = False
+        for made in written:
+            made.writes += 1
+            made.op.written.add(made.key[1])
         old = {x.untyped_storage()._cdata for x in given}
         fresh = [
             (output, x)
             for output, x in enumerate(tree_leaves(result))
-            if isinstance(x, Tensor) and x.untyped_storage()._cdata not in old
+            if isinstance(x, Tensor)
+            and torch._C._has_storage(x)
+            and x.untyped_storage()._cdata not in old
         ]
         if fresh:  # else it only looked at old ones
             op = Op(len(self.ops), func, "".join(self.place[-1:]), seconds)
@@ -116,13 +126,18 @@ class Tape(TorchDispatchMode):
             self._remember(op, recipe, fresh)
         return result
 
-    def pack(self, tensor: Tensor) -> Tensor | _Packed:
+    def __exit__(self, *error: Any) -> None:
+        """What is still alive is known by those who wait for backward, and by no one else."""
+        super().__exit__(*error)
+        self._living.clear()
+
+    def pack(self, tensor: Tensor) -> Held | _Packed:
         """Autograd saves a tensor: what becomes of its storage?"""
-        made = self._lookup(tensor)
-        if made is None or made.dtype != tensor.dtype:  # a parameter, a buffer, the batch
-            return tensor.detach()
+        made = self._source(tensor)
+        if made is None:  # a parameter, a buffer, the batch
+            return Held(tensor)
         if not made.action:
-            action = self.rule(made) if made.op.repeats else KEEP
+            action = self.rule(made) if made.repeats else KEEP
             if action not in ACTIONS:
                 raise ValueError(f"action {action!r}: choose one of {', '.join(ACTIONS)}")
             made.action = action
@@ -131,81 +146,51 @@ class Tape(TorchDispatchMode):
                 self.link = self.link or open_link(tensor.device)
                 made.away = Away(tensor, self.link, made.op.number)
                 self._away[made.key] = made
-        made.pending += 1
-        return _Packed(made, Geometry.of(tensor), tensor.detach() if made.action == KEEP else None)
+        return _Packed(made, tensor)
 
-    def unpack(self, packed: Tensor | _Packed) -> Tensor:
+    def unpack(self, packed: Held | _Packed) -> Tensor:
         """Backward asks for it."""
-        if isinstance(packed, Tensor):
-            return packed
-        made = packed.made
+        if packed.is_stale:
+            raise RuntimeError("a tensor was changed in place after autograd had saved it")
+        if isinstance(packed, Held):
+            return packed.tensor
         self._call()
-        self.asked.append(made.key)
-        tensor = packed.kept if packed.kept is not None else self._get(made, made.op)
-        made.pending -= 1
-        if made.pending <= 0:
-            made.again = made.away = None
-            self._away.pop(made.key, None)
-        return packed.geometry.on(tensor)
+        self.asked.append(packed.made.key)
+        found = packed.kept if packed.kept is not None else packed.made.find()
+        return packed.geometry.on(make_again(packed.made) if found is None else found)
 
     def _call(self) -> None:
-        """Swapped storages start on their way back."""
-        if self.calls is None:
-            coming = sorted(key for key, made in self._away.items() if made.away.arriving is None)[
-                -1:
-            ]
-        else:
-            coming = self.calls.get(len(self.asked), ())
+        """Swapped storages that have left start on their way back."""
+        away = {
+            key: made.away
+            for key, made in self._away.items()
+            if made.away and made.away.arriving is None and made.storage() is None
+        }
+        coming = sorted(away)[-1:] if self.calls is None else self.calls.get(len(self.asked), ())
         for key in coming:
-            if key in self._away:
-                self._away[key].away.call()
-
-    def _get(self, made: Made, asked: Op) -> Tensor:
-        """The values; made again if they are nowhere. `asked`: whose result backward wants."""
-        found = made.find()
-        return self._run_again(made, asked) if found is None else found
-
-    def _run_again(self, made: Made, asked: Op) -> Tensor:
-        """Make it again, and first what it is made of."""
-        if not made.op.repeats:
-            raise RuntimeError(f"{made.op.name} (operation {made.op.number}) cannot run again")
-
-        def argument(x: Any) -> Any:
-            if not isinstance(x, Input):
-                return x
-            if x.made.writes != x.writes:
-                raise RuntimeError(
-                    f"{made.op.name} (operation {made.op.number}) cannot run again: what it read "
-                    f"from {x.made.op.name} was changed in place"
-                )
-            return x.geometry.on(self._get(x.made, asked))
-
-        func, args, kwargs = tree_map(argument, made.recipe)
-        if "batch_norm" in made.op.name:  # its running statistics have seen this batch
-            args = [*args[:3], *(x if x is None else x.clone() for x in args[3:5]), *args[5:]]
-        with torch.no_grad():
-            results = tree_leaves(func(*args, **kwargs))
-        made.op.runs += 1
-        for sibling in filter(None, (reference() for reference in made.siblings)):
-            stays = sibling.action == RECOMPUTE or (sibling.action == ALONE and sibling.op is asked)
-            if stays and sibling.pending > 0:
-                sibling.again = results[sibling.key[1]]
-        return results[made.key[1]]
+            if key in away:
+                away[key].call()
 
     def _lookup(self, tensor: Tensor) -> Made | None:
         """Which of the tape's storages this tensor is a view of."""
+        if not torch._C._has_storage(tensor):  # a sparse one
+            return None
         storage = tensor.untyped_storage()
         made = self._living.get(storage._cdata)
         return made if made is not None and made.storage() is storage else None
+
+    def _source(self, tensor: Tensor) -> Made | None:
+        """The same, if the storage and a geometry say all of it."""
+        made = self._lookup(tensor)
+        is_plain = not (tensor.is_conj() or tensor.is_neg())
+        return made if made is not None and made.dtype == tensor.dtype and is_plain else None
 
     def _describe(self, x: Any) -> Any:
         """An argument as the recipe keeps it: what cannot be made again is held on to."""
         if not isinstance(x, Tensor):
             return x
-        made = self._lookup(x)
-        if made is None or not made.op.repeats or made.dtype != x.dtype:
-            return x.detach()
-        return Input(made, Geometry.of(x), made.writes)
+        made = self._source(x)
+        return Held(x) if made is None or not made.repeats else Input(made, x)
 
     def _remember(self, op: Op, recipe: tuple, fresh: list[tuple[int, Tensor]]) -> None:
         """What the operation made, each storage by its address until it is freed."""
@@ -218,6 +203,26 @@ class Tape(TorchDispatchMode):
             made.siblings = siblings
             siblings.append(weakref.ref(made))
             self._living[storage._cdata] = made
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [x for x in tree_leaves(values) if isinstance(x, Tensor) and torch._C._has_storage(x)]
+
+
+def _written(func: Any, args: tuple, kwargs: dict | None) -> list[Tensor]:
+    """What an operation writes in place: what it says, and BatchNorm's running statistics."""
+    if not is_own(func):
+        return _tensors((args, kwargs))
+    if "batch_norm" in str(func):
+        return _tensors(args[3:5])
+    places = [a for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
+    positions = {a.name: i for i, a in enumerate(func._schema.arguments)}
+    return _tensors(
+        [
+            args[positions[a.name]] if positions[a.name] < len(args) else kwargs.get(a.name)
+            for a in places
+        ]
+    )
 
 
 def _forget(living: dict[int, Made], key: int, _: weakref.ref) -> None:

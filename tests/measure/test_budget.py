@@ -129,6 +129,17 @@ def test_in_a_roomy_budget_inside_a_small_one_the_small_ones_error_arrives_as_it
     assert raised.value.__cause__ is None
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_budget_for_a_gpu_that_is_not_there_fails_and_leaves_no_meter_behind():
+    depth = torch._C._len_torch_dispatch_stack()
+    with (
+        pytest.raises((AssertionError, RuntimeError), match=r"CUDA|NVIDIA"),
+        DeviceBudget(9, device="cuda"),
+    ):
+        pass
+    assert torch._C._len_torch_dispatch_stack() == depth
+
+
 def test_other_errors_pass():
     with pytest.raises(ZeroDivisionError), DeviceBudget(9000):
         1 // 0  # noqa: B018

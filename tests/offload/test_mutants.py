@@ -137,8 +137,14 @@ def check_changes(of):
     model(torch.ones(1, 40)).sum().backward()
     copy = module.copies[model[0].weight]
     copy.fetch()
+    under_way = copy._fetched
     optimizer.step()
-    copy.wait()
+    under_way.finish()
+    with torch.no_grad():
+        model(torch.ones(1, 40))  # the layer stays
+        copy.host.fill_(1)
+        module.copies[model[0].bias].host.zero_()
+        assert_same(model(torch.ones(1, 40)), torch.full((1, 40), 40.0))
 
     staying = nn.Linear(2, 2)
     optimizer = of.OffloadedOptimizer(staying, torch.optim.SGD, of.Link(), lr=0.1)

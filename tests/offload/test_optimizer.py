@@ -190,6 +190,41 @@ def test_zero_grad_leaves_none_on_the_link_either(to_none):
         assert copy.host.grad is None if to_none else not copy.host.grad.any()
 
 
+@pytest.mark.parametrize("moving", [False, True])
+def test_gradients_set_by_hand_and_of_what_was_frozen_at_first_count_too(moving):
+    plain, model = (nn.Sequential(nn.Linear(3, 2)).requires_grad_(False) for _ in range(2))
+    model.load_state_dict(plain.state_dict())
+    module = OffloadedModule(model, Link()) if moving else model
+    optimizer = OffloadedOptimizer(module, torch.optim.SGD, lr=0.1)
+    theirs = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for one, stepper in ((plain, theirs), (model, optimizer)):
+        one[0].weight.requires_grad_()
+        one(torch.ones(1, 3)).sum().backward()
+        one[0].bias.grad = torch.ones(2)
+        stepper.step()
+    assert_same(values(model), values(plain))
+    optimizer.zero_grad()
+    assert all(copy.host.grad is None for copy in optimizer.copies.values())
+
+
+def test_training_goes_on_with_the_same_optimizer_when_the_module_is_restored():
+    plain = tied_gpt()
+    theirs = adamw(plain.parameters())
+    module, optimizer = offload(tied_gpt)
+    model = module.module
+    train(plain, theirs, steps=2)
+    train(plain, theirs, steps=3)
+    train(model, optimizer, steps=2)
+    module.restore()
+    train(model, optimizer, steps=3)
+    assert_same(values(model), values(plain))
+
+
+def test_a_module_without_parameters_is_refused():
+    with pytest.raises(ValueError, match="nothing to offload"):
+        OffloadedOptimizer(nn.ReLU(), torch.optim.SGD, lr=0.1)
+
+
 def test_a_closure_is_refused():
     optimizer = OffloadedOptimizer(nn.Linear(1, 1), torch.optim.SGD, lr=0.1)
     with pytest.raises(ValueError, match="takes no closure"):

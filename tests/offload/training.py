@@ -1,5 +1,7 @@
 """Small models that are trained twice: as they are, and offloaded."""
 
+from functools import cache
+
 import torch
 from torch import nn
 
@@ -72,10 +74,11 @@ def train(model, optimizer, steps=5, loss=None):
     return losses
 
 
-def unlimited(make, **arguments):
+@cache
+def unlimited(make):
     """Trained as it is: losses and values by name, buffers included."""
     model = make()
-    return train(model, adamw(model.parameters()), **arguments), values(model)
+    return train(model, adamw(model.parameters())), values(model)
 
 
 def offload(make, prefetch=1, link=None, optimizer_class=torch.optim.AdamW, **arguments):
