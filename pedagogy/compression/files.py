@@ -15,8 +15,10 @@ For each pruned and shared weight:
     codebook    the values, fp32
 
 Gaps and codes are stored with a fixed number of bits, or Huffman coded with the lengths of the
-codes beside them. All other tensors (biases, BatchNorm) are stored as they are. A header names
-shapes and lengths; it is counted too.
+codes beside them. Where no weight is pruned there are no gaps. A weight that is pruned and not
+shared has gaps and `values`, fp32; a quantised one has `integers` of b bits and a `scale`. All
+other tensors (biases, BatchNorm) are stored as they are. A header names shapes and lengths; it is
+counted too.
 
 Deep Compression fills long gaps with weights of value zero where this file has a number that no
 weight follows; the difference is a fraction of a per cent.
@@ -52,6 +54,31 @@ class Shared(NamedTuple):
     def weight(self) -> Tensor:
         """The full tensor."""
         return torch.where(self.mask != 0, self.codebook[self.indices], 0.0)
+
+
+class Sparse(NamedTuple):
+    """A pruned weight whose values are not shared: any tensor with zeros in it."""
+
+    full: Tensor
+
+    def weight(self) -> Tensor:
+        """The full tensor."""
+        return self.full
+
+
+class Packed(NamedTuple):
+    """A quantised weight, `integers * scale`, as `to_integers` gives it; with 1 bit, +1 and -1.
+
+    **Shapes** the scale's must broadcast to the integers'.
+    """
+
+    integers: Tensor
+    scale: Tensor
+    bits: int
+
+    def weight(self) -> Tensor:
+        """The full tensor."""
+        return self.integers * self.scale
 
 
 def gaps_of(mask: Tensor, gap_bits: int) -> list[int]:
@@ -90,19 +117,22 @@ def section_bytes(shared: Shared, gap_bits: int = 5, with_huffman: bool = False)
 
 def save(
     path: str | Path,
-    tensors: Mapping[str, Tensor | Shared],
+    tensors: Mapping[str, Tensor | Shared | Sparse | Packed],
     gap_bits: int = 5,
     with_huffman: bool = True,
 ) -> int:
-    """Write a state dict in which some weights are `Shared`; returns the bytes of the file."""
+    """Write a state dict in which some weights are compressed; returns the bytes of the file."""
     header, blocks = [], []
     for name, value in tensors.items():
         if isinstance(value, Shared):
             sections, facts = _sections(value, gap_bits, with_huffman)
+        elif isinstance(value, Sparse):
+            sections, facts = _sparse_sections(value.full, gap_bits, with_huffman)
+        elif isinstance(value, Packed):
+            sections, facts = _packed_sections(*value)
         else:
-            array = value.detach().cpu().contiguous().numpy()
-            sections, facts = {"values": array.tobytes()}, {"dtype": str(array.dtype)}
-            facts["shape"] = list(array.shape)
+            sections = {"values": _bytes(value)}
+            facts = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
         sizes = {section: len(data) for section, data in sections.items()}
         header.append({"name": name, "sections": sizes, **facts})
         blocks += sections.values()
@@ -127,36 +157,81 @@ def load(path: str | Path) -> dict[str, Tensor]:
 def _sections(
     shared: Shared, gap_bits: int, with_huffman: bool
 ) -> tuple[dict[str, bytes], dict[str, object]]:
-    gaps = gaps_of(shared.mask, gap_bits)
-    codes = shared.indices[shared.mask != 0].tolist()
-    k = len(shared.codebook)
-    facts = {"shape": list(shared.mask.shape), "gap_bits": gap_bits, "values": k}
-    facts |= {"gaps": len(gaps), "codes": len(codes)}
-    sections = {"codebook": shared.codebook.detach().float().cpu().numpy().tobytes()}
-    if with_huffman:
-        for name, symbols, count in (("gaps", gaps, 2**gap_bits), ("codes", codes, k)):
-            lengths = huffman.code_lengths(symbols, count)
-            sections[f"{name}_lengths"] = bytes(lengths)
-            sections[name] = huffman.encode(symbols, lengths)
-    else:
-        sections["gaps"] = huffman.pack_fixed(gaps, gap_bits)
-        sections["codes"] = huffman.pack_fixed(codes, index_bits(k))
-    return sections, facts
+    sections, facts = _gap_sections(shared.mask, gap_bits, with_huffman)
+    codes, k = shared.indices[shared.mask != 0].tolist(), len(shared.codebook)
+    sections["codebook"] = _bytes(shared.codebook.float())
+    sections |= _coded("codes", codes, index_bits(k), k, with_huffman)
+    return sections, facts | {"num_values": k, "codes": len(codes)}
+
+
+def _sparse_sections(
+    weight: Tensor, gap_bits: int, with_huffman: bool
+) -> tuple[dict[str, bytes], dict[str, object]]:
+    sections, facts = _gap_sections(weight != 0, gap_bits, with_huffman)
+    return sections | {"values": _bytes(weight[weight != 0].float())}, facts
+
+
+def _packed_sections(
+    integers: Tensor, scale: Tensor, bits: int
+) -> tuple[dict[str, bytes], dict[str, object]]:
+    numbers = integers > 0 if bits == 1 else integers + 2 ** (bits - 1) - 1  # from 0
+    packed = huffman.pack_fixed(numbers.int().flatten().tolist(), bits)
+    facts = {"shape": list(integers.shape), "bits": bits, "scale_shape": list(scale.shape)}
+    return {"integers": packed, "scale": _bytes(scale.float())}, facts
+
+
+def _gap_sections(
+    mask: Tensor, gap_bits: int, with_huffman: bool
+) -> tuple[dict[str, bytes], dict[str, object]]:
+    """Where the kept weights are; of a mask without zeros, nothing."""
+    facts = {"shape": list(mask.shape), "gap_bits": gap_bits}
+    if mask.all():
+        return {}, facts
+    gaps = gaps_of(mask, gap_bits)
+    return _coded("gaps", gaps, gap_bits, 2**gap_bits, with_huffman), facts | {"gaps": len(gaps)}
+
+
+def _coded(
+    name: str, symbols: list[int], bits: int, num_symbols: int, with_huffman: bool
+) -> dict[str, bytes]:
+    if not with_huffman:
+        return {name: huffman.pack_fixed(symbols, bits)}
+    lengths = huffman.code_lengths(symbols, num_symbols)
+    return {f"{name}_lengths": bytes(lengths), name: huffman.encode(symbols, lengths)}
+
+
+def _decoded(sections: dict[str, bytes], name: str, bits: int, count: int) -> list[int]:
+    if f"{name}_lengths" in sections:
+        return huffman.decode(sections[name], list(sections[f"{name}_lengths"]), count)
+    return huffman.unpack_fixed(sections[name], bits, count)
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().numpy().tobytes()
+
+
+def _floats(data: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(data, np.float32).copy())
 
 
 def _tensor(sections: dict[str, bytes], entry: dict) -> Tensor:
-    if "values" in sections:
-        array = np.frombuffer(sections["values"], entry["dtype"]).reshape(entry["shape"])
+    shape = tuple(entry["shape"])
+    if "dtype" in entry:
+        array = np.frombuffer(sections["values"], entry["dtype"]).reshape(shape)
         return torch.from_numpy(array.copy())
-    codebook = torch.from_numpy(np.frombuffer(sections["codebook"], np.float32).copy())
-    if "gaps_lengths" in sections:
-        gaps, codes = (
-            huffman.decode(sections[name], list(sections[f"{name}_lengths"]), entry[name])
-            for name in ("gaps", "codes")
-        )
+    if "bits" in entry:
+        bits, count = entry["bits"], int(np.prod(shape))
+        numbers = torch.tensor(huffman.unpack_fixed(sections["integers"], bits, count))
+        integers = 2 * numbers - 1 if bits == 1 else numbers - (2 ** (bits - 1) - 1)
+        return integers.view(shape) * _floats(sections["scale"]).view(entry["scale_shape"])
+    weight = torch.ones(shape)
+    if "gaps" in entry:
+        gaps = _decoded(sections, "gaps", entry["gap_bits"], entry["gaps"])
+        weight = mask_of(gaps, entry["gap_bits"], shape)
+    if "codebook" in sections:
+        bits = index_bits(entry["num_values"])
+        codes = torch.tensor(_decoded(sections, "codes", bits, entry["codes"]), dtype=torch.int64)
+        weight[weight != 0] = _floats(sections["codebook"])[codes]
     else:
-        gaps = huffman.unpack_fixed(sections["gaps"], entry["gap_bits"], entry["gaps"])
-        codes = huffman.unpack_fixed(sections["codes"], index_bits(entry["values"]), entry["codes"])
-    weight = mask_of(gaps, entry["gap_bits"], tuple(entry["shape"]))
-    weight[weight != 0] = codebook[torch.tensor(codes, dtype=torch.int64)]
+        weight[weight != 0] = _floats(sections["values"])
     return weight

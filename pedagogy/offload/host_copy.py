@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from pedagogy.ranks import Copy, Link
@@ -59,9 +60,9 @@ class Evicted(nn.Parameter):
             name = getattr(func, "__name__", str(func))
             if name == "__get__":  # of an attribute
                 name = func.__self__.__name__
+            evicted = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, cls))
             raise RuntimeError(
-                f"{name} reads a parameter of shape "
-                f"{tuple(args[0].shape) if isinstance(args[0], Evicted) else ''} that is in host "
+                f"{name} reads a parameter of shape {tuple(evicted.shape)} that is in host "
                 "memory: it is on the device only while its layer runs (state_dict of the whole "
                 "module has its values, and its HostCopy)"
             )

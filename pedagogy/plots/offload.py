@@ -211,6 +211,9 @@ def _legend(runs: Mapping[str, Sequence[Any]], measured: Mapping[str, Sequence[A
     entries = [(Patch(facecolor=style.FORWARD[0]), "forward (number: layer)")]
     if kinds & {"B", "backward"}:
         entries.append((Patch(facecolor=style.BACKWARD[0]), "backward (white bar)"))
+    if "R" in kinds:
+        patch = Patch(facecolor=style.FORWARD[0], hatch="////", edgecolor=style.PAPER)
+        entries.append((patch, "forward once more"))
     for lane in sorted(lanes & set(COPIES)):
         colour, hatch = COPIES[lane]
         edge = style.INK if lane == TO_DEVICE else style.PAPER

@@ -11,84 +11,34 @@ was made first is needed last. The strip below adds up the filled bars.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.textpath import TextPath
 
 from pedagogy.plots import style
-from pedagogy.plots.labels import add_labels, width_points
+from pedagogy.plots.labels import add_labels
 from pedagogy.plots.lanes import add_boxes, add_lines
 from pedagogy.plots.legend import draw_legend, legend_inches
+from pedagogy.plots.recompute_lives import (
+    HOST,
+    KEPT,
+    NOWHERE,
+    Life,
+    held_over_time,
+    lives,
+    turn_of,
+)
 from pedagogy.plots.time_axis import draw_grid, name_times
 
-KEPT, HOST, NOWHERE = "on the device", "in host memory", "nowhere"
 COLOURS = {"F": "#0072B2", "host": "#B9A6D3"}
 RIGHT, TITLE, FOOT, STRIP, GAP = 0.75, 0.42, 0.5, 0.95, 0.12  # inches
-LARGE = 1 / 64  # of the largest: smaller ones have no row
-
-
-class Life(NamedTuple):
-    """A saved tensor: spans of (start, end, where), from when it was made to its last use."""
-
-    name: str
-    nbytes: int
-    spans: tuple[tuple[float, float, str], ...]
-
-
-def lives(profile: Any, prediction: Any, actions: Mapping[Any, str]) -> list[Life]:
-    """Where each large saved tensor is over time, in the order of forward.
-
-    profile, prediction, actions: of `recompute`'s `profile` and `predict`.
-    """
-    made = [event.end for event in prediction.events if event.kind == "F"]
-    ends = [event.end for event in prediction.events if event.kind == "B"]
-    moves: dict[Any, list[tuple[float, bool]]] = {}
-    for second, key, is_back in prediction.moves:
-        moves.setdefault(key, []).append((second, is_back))
-    large = LARGE * max((saved.nbytes for saved in profile.saved.values()), default=0)
-    found = []
-    for key, saved in sorted(profile.saved.items()):
-        if saved.nbytes >= large:
-            used = ends[min(saved.asks[-1] + 1, len(ends) - 1)]
-            away = HOST if actions.get(key) == "swap" else NOWHERE
-            spans = _spans(made[key[0]], used, moves.get(key, ()), away)
-            found.append(Life(profile.name(key), saved.nbytes, spans))
-    return found
-
-
-def _spans(
-    start: float, end: float, moves: Sequence[tuple[float, bool]], away: str
-) -> tuple[tuple[float, float, str], ...]:
-    spans, where = [], KEPT
-    for second, is_back in moves:
-        if second < end:
-            spans.append((start, second, where))
-            start, where = second, KEPT if is_back else away
-    return tuple(span for span in [*spans, (start, end, where)] if span[1] > span[0])
-
-
-def turn_of(prediction: Any) -> float:
-    """When forward is over."""
-    return max(event.end for event in prediction.events if event.kind == "F")
-
-
-def held_over_time(found: Sequence[Life]) -> list[tuple[float, int]]:
-    """(second, bytes on the device), each holding until the next."""
-    changes: dict[float, int] = {0.0: 0}
-    for life in found:
-        for start, end, where in life.spans:
-            if where == KEPT:
-                changes[start] = changes.get(start, 0) + life.nbytes
-                changes[end] = changes.get(end, 0) - life.nbytes
-    held, curve = 0, []
-    for second in sorted(changes):
-        held += changes[second]
-        curve.append((second, held))
-    return curve
 
 
 def lifetime_figure(
@@ -117,7 +67,8 @@ def lifetime_figure(
     legend = legend_inches(entries)
     height = FOOT + STRIP + GAP + room + 0.25 + legend + TITLE
     figure = style.new_figure(style.WIDTH, height)
-    left = 0.25 + max(width_points(life.name, _size(row) - 0.8) for life in found) / 72
+    names = [*(life.name for life in found), "all of them, on the device"]
+    left = 0.2 + _size(row) * max(_width(name, "normal") for name in names) / 72
     width = style.WIDTH - left - RIGHT
     with style.styled():
         figure.text(0.012, 1 - 0.28 / height, title, fontsize=12, fontweight="bold", gid="title")
@@ -160,21 +111,37 @@ def _draw_rows(ax: Axes, found: Sequence[Life], end: float, row: float) -> None:
         ax.plot(*zip(*again, strict=True), ">", ms=size, zorder=6, gid="again", **look)
     ax.set_xlim(0, end)
     ax.set_ylim(len(found) - 0.4, -0.6)
-    names = [life.name for life in found]
-    inches = ax.get_figure().get_size_inches()[0] * ax.get_position().width
     size = _size(row)
+    _beside(ax, "tensors", [(life.name, y) for y, life in enumerate(found)], style.INK, size, -1)
+    sizes = [(style.bytes_text(life.nbytes), y) for y, life in enumerate(found)]
+    _beside(ax, "sizes", sizes, style.MUTED, size, 1)
+
+
+@lru_cache(maxsize=1024)
+def _width(text: str, weight: str) -> float:
+    """Of a text of 1 point, in points."""
+    font = FontProperties(family="DejaVu Sans", weight=weight)
+    return TextPath((0, 0), text, size=100, prop=font).get_extents().width / 100
+
+
+def _beside(
+    ax: Axes,
+    gid: str,
+    texts: Sequence[tuple[str, float]],
+    colour: str,
+    size: float,
+    side: int,
+    weight: str = "normal",
+) -> None:
+    """Write texts left (-1) or right (1) of the axes, flush with them, each at its height."""
+    inches = ax.get_figure().get_size_inches()[0] * ax.get_position().width
+    rooms = [_width(text, weight) * size / 144 for text, _ in texts]
+    edge = 0 if side < 0 else 1
     at = [
-        (-(0.06 + width_points(name, size - 0.8) / 144) / inches, place)
-        for place, name in enumerate(names)
+        (edge + side * (0.07 + room) / inches, y) for room, (_, y) in zip(rooms, texts, strict=True)
     ]
-    across = ax.get_yaxis_transform()
-    add_labels(ax, "tensors", names, at, style.INK, size, transform=across)
-    sizes = [style.bytes_text(life.nbytes) for life in found]
-    at = [
-        (1 + (0.05 + width_points(text, size - 0.8) / 144) / inches, place)
-        for place, text in enumerate(sizes)
-    ]
-    add_labels(ax, "sizes", sizes, at, style.MUTED, size, transform=across)
+    names, across = [text for text, _ in texts], ax.get_yaxis_transform()
+    add_labels(ax, gid, names, at, colour, size, weight, transform=across)
 
 
 def _draw_strip(
@@ -193,14 +160,9 @@ def _draw_strip(
     ax.plot([at], [peak], "o", color=style.ACCENT, markersize=4, gid="peak", zorder=6)
     ax.set_xlim(0, end)
     ax.set_ylim(0, 1.1 * (scale or peak))
-    inches = ax.get_figure().get_size_inches()[0] * ax.get_position().width
-    text = style.bytes_text(peak)
-    out = 1 + (0.06 + width_points(text, 8.6, "bold") / 144) / inches
-    across = ax.get_yaxis_transform()
-    add_labels(ax, "peak", [text], [(out, peak)], style.ACCENT, 9.0, "bold", transform=across)
-    name = "all of them, on the device"
-    middle = [(-(0.06 + width_points(name, 7.7) / 144) / inches, 0.5 * ax.get_ylim()[1])]
-    add_labels(ax, "strip", [name], middle, style.MUTED, 8.5, transform=across)
+    _beside(ax, "peak", [(style.bytes_text(peak), peak)], style.ACCENT, 9.5, 1, "bold")
+    middle = 0.5 * ax.get_ylim()[1]
+    _beside(ax, "strip", [("all of them, on the device", middle)], style.MUTED, 8.5, -1)
 
 
 def _draw_turn(axes: Sequence[Axes], turn: float, end: float) -> None:

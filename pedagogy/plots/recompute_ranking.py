@@ -20,7 +20,7 @@ from pedagogy.plots import style
 from pedagogy.plots.labels import width_points
 from pedagogy.plots.memory import byte_axis
 
-ROW, GAP, RIGHT, BOTTOM, TOP = 0.34, 0.35, 0.25, 0.6, 0.75  # inches
+ROW, GAP, RIGHT, BOTTOM, TOP = 0.34, 0.35, 0.25, 0.6, 0.5  # inches
 SMALL = 1 / 200  # of all bytes: kinds that hold less share a row
 OTHERS = "all others"
 
@@ -75,8 +75,8 @@ def ranking_figure(
     if not profile.saved:
         raise ValueError("a profile with 0 saved tensors has nothing to rank")
     kinds = kinds_of_tensors(profile, seconds)
-    names = [f"{kind.name}  × {kind.count}" for kind in kinds]
-    left = 0.3 + max(width_points(name, 8.6) for name in names) / 72
+    names = [f"{kind.name} ({kind.count})" for kind in kinds]
+    left = 0.25 + max(width_points(name, 8.1) for name in names) / 72
     width = (style.WIDTH - left - GAP - RIGHT) / 2
     room = ROW * len(kinds)
     figure = style.new_figure(style.WIDTH, BOTTOM + room + TOP)
@@ -131,7 +131,7 @@ def _draw_rates(ax: Axes, kinds: Sequence[Kind]) -> None:
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{style.bytes_text(value)}/s"))
     ax.grid(axis="x")
-    ax.set_xlabel("bytes for each second of recomputation (diamond: median)")
+    ax.set_xlabel("bytes for a second of recomputation (diamond: median)")
 
 
 def _finding(kinds: Sequence[Kind], step_seconds: float) -> str:

@@ -123,11 +123,12 @@ def run(
     decision: Decision | None = None,
     link_bandwidth: float | None = None,
     pace: Mapping[str, float] | None = None,
+    loss: Callable[[], Tensor] | None = None,
     metered: bool = True,
 ) -> Run:
-    """One iteration of `model.loss(*batch)`, as decided; `metered` False: timed, peak is 0.
+    """One iteration of `model.loss(*batch)`, or of `loss()`, as decided.
 
-    `link_bandwidth`: bytes per second; `pace`: as for `Paced`.
+    `link_bandwidth`: bytes per second; `pace`: as for `Paced`; `metered` False: only timed.
     """
     model.zero_grad()
     link = open_link(bytes_per_second=link_bandwidth)
@@ -135,9 +136,9 @@ def run(
     with memory_meter(model) if metered else nullcontext() as meter, Paced(pace or {}):
         marks = [time.perf_counter()]
         with decided as tape:
-            loss = model.loss(*batch)
+            result = loss() if loss else model.loss(*batch)
         marks.append(time.perf_counter())
-        loss.backward()
+        result.backward()
         marks.append(time.perf_counter())
     link.close()
     peak, curve = (meter.peak, meter.curve) if metered else (0, [])

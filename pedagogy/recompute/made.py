@@ -8,7 +8,8 @@ is the storage, and what backward gets is the view that it saved.
 
 A recipe is the operation with its arguments. An argument that was made on the way is named
 (`Input`), not held, or nothing would ever be freed. Held are parameters and the batch, which are
-there anyway, and what cannot be made again: random numbers, and what was written in place.
+there anyway, and what cannot be made again: random numbers, memory that is not filled yet, what was
+written in place, and what others than PyTorch compute (a collective needs all ranks).
 
 An argument that is written in place after it was read makes the recipe wrong. PyTorch counts the
 writes to each tensor; `Held` and `Input` compare that count with the one they saw.
@@ -39,7 +40,8 @@ class Op:
         self.name = str(func).removeprefix("aten.").split(".")[0].strip("_")
         self.inputs: tuple[Key, ...] = ()  # what it read, of what the tape made
         self.nbytes: dict[int, int] = {}  # of what it made, by output
-        self.is_pure = is_own(func) and torch.Tag.nondeterministic_seeded not in func.tags
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        self.is_pure = is_own(func) and not random and "empty" not in self.name
         self.written: set[int] = set()  # the outputs that were written in place
         self.runs = 0  # beyond the first
 
@@ -88,19 +90,15 @@ class Input:
 
     def __init__(self, made: Made, tensor: Tensor) -> None:
         self.made, self.geometry = made, Geometry.of(tensor)
+        self.writes = made.writes
         self.counter = alias(tensor)
         self.counter.data = _NOTHING  # counts the tensor's writes on, and holds none of its bytes
-        self.seen = self._writes
-
-    @property
-    def _writes(self) -> tuple[int, int]:
-        """In this block, under any name; and later, under this one."""
-        return self.made.writes, self.counter._version
+        self.version = self.counter._version
 
     @property
     def is_stale(self) -> bool:
-        """Written in place since."""
-        return self._writes != self.seen
+        """Written in place since: in this block under any name, or later under this one."""
+        return self.made.writes != self.writes or self.counter._version != self.version
 
 
 class Made:

@@ -61,6 +61,11 @@ class _Packed(Input):
         self.kept = alias(tensor) if made.action == KEEP else None
         made.pending += 1
 
+    @property
+    def is_stale(self) -> bool:
+        """Where autograd itself would raise."""
+        return self.counter._version != self.version
+
     def __del__(self) -> None:
         """The node that would have asked is done, or gone."""
         self.made.pending -= 1
@@ -103,14 +108,12 @@ class Tape(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         given = _tensors((args, kwargs))
         read = [made for made in map(self._lookup, given) if made is not None]
-        written = [made for made in map(self._lookup, _written(func, args, kwargs)) if made]
         recipe = (func, *tree_map(self._describe, (args, kwargs or {})))
         start = time.perf_counter()
         result = func(*args, **(kwargs or {}))
         seconds = time.perf_counter() - start
-        for made in written:
-            made.writes += 1
-            made.op.written.add(made.key[1])
+        for x in _written(func, args, kwargs or {}):
+            self._write(x)
         old = {x.untyped_storage()._cdata for x in given}
         fresh = [
             (output, x)
@@ -192,6 +195,14 @@ class Tape(TorchDispatchMode):
         made = self._source(x)
         return Held(x) if made is None or not made.repeats else Input(made, x)
 
+    def _write(self, x: Tensor) -> None:
+        """It was written in place; if a node waits for it, it stays: it cannot be made again."""
+        made = self._lookup(x)
+        if made is not None:
+            made.writes += 1
+            made.op.written.add(made.key[1])
+            made.again = alias(x) if made.pending else None
+
     def _remember(self, op: Op, recipe: tuple, fresh: list[tuple[int, Tensor]]) -> None:
         """What the operation made, each storage by its address until it is freed."""
         siblings: list[weakref.ref[Made]] = []
@@ -209,20 +220,15 @@ def _tensors(values: Any) -> list[Tensor]:
     return [x for x in tree_leaves(values) if isinstance(x, Tensor) and torch._C._has_storage(x)]
 
 
-def _written(func: Any, args: tuple, kwargs: dict | None) -> list[Tensor]:
+def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
     """What an operation writes in place: what it says, and BatchNorm's running statistics."""
     if not is_own(func):
         return _tensors((args, kwargs))
     if "batch_norm" in str(func):
         return _tensors(args[3:5])
-    places = [a for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
-    positions = {a.name: i for i, a in enumerate(func._schema.arguments)}
-    return _tensors(
-        [
-            args[positions[a.name]] if positions[a.name] < len(args) else kwargs.get(a.name)
-            for a in places
-        ]
-    )
+    arguments = {a.name: x for a, x in zip(func._schema.arguments, args, strict=False)} | kwargs
+    writes = [a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
+    return _tensors([arguments.get(name) for name in writes])
 
 
 def _forget(living: dict[int, Made], key: int, _: weakref.ref) -> None:

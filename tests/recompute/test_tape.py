@@ -1,0 +1,470 @@
+"""The tape: equal to the plain step to the bit, or an error; nothing stays behind."""
+
+import gc
+import sys
+import weakref
+
+import cloudpickle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from pedagogy.data_parallel import DataParallel
+from pedagogy.measure import memory_meter
+from pedagogy.ranks import Link, launch
+from pedagogy.recompute import ACTIONS, by_rule, checkpoint
+from tests.recompute.running import (
+    DIGITS,
+    MODELS,
+    always,
+    assert_same,
+    convnet,
+    copies_of,
+    executed,
+    gpt_with_a_frozen_bottom,
+    made,
+    mixture,
+    mlp,
+    resnet_in_place,
+    step,
+    tied_gpt,
+    untied_gpt_with_dropout,
+)
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+AGAIN = ("recompute", "alone")
+LINK = Link()
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_every_action_equals_the_plain_step(make, action):
+    right, _ = step(*made(make))
+    mine, tape = step(*made(make), by_rule(always(action), LINK))
+    assert_same(mine, right)
+    assert action in {chosen for chosen, _ in tape.saved.values()}
+    assert (tape.extra_forwards > 0) == (action in AGAIN)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.sampled_from(MODELS), st.integers(0, 10**6))
+def test_any_mixture_of_actions_equals_the_plain_step(make, seed):
+    right, _ = step(*made(make))
+    assert_same(step(*made(make), by_rule(mixture(seed), LINK))[0], right)
+
+
+def test_batch_norm_counts_a_batch_once():
+    model, batch = made(convnet)
+    step(model, batch, by_rule(always("alone")))
+    assert model.features[1].num_batches_tracked == 1
+
+
+def compare(function, *inputs, action="recompute"):
+    """Gradients of function(*inputs), plainly and under a tape."""
+    found = []
+    for taped in (False, True):
+        given = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+        torch.manual_seed(5)
+        if taped:
+            with by_rule(always(action), LINK) as tape:
+                output = function(*given)
+        else:
+            output = function(*given)
+        outputs = output if isinstance(output, tuple) else (output,)
+        sum(x.abs().sum() for x in outputs).backward()
+        found.append([x.grad for x in given] + [x.detach() for x in outputs])
+    assert_same(*found)
+    return tape
+
+
+def x_of(*shape, seed=0):
+    torch.manual_seed(seed)
+    return torch.randn(*shape, requires_grad=True)
+
+
+def several_outputs(x):
+    values, places = x.exp().topk(3)
+    return values.sin(), x.sigmoid(), values.max(1).values.exp(), places * x.exp()[:, :3]
+
+
+def views(x):
+    both = x.sin()
+    q, k, v = both.view(4, 2, 3).unbind(1), both.t().exp(), both[1:, ::2].cos()
+    return q[0] @ q[1].t(), k * k, v.expand(2, *v.shape).exp(), both.flatten()[3:].exp()
+
+
+def in_place(x):
+    y = x.exp() * 2
+    z = y.cos().add_(1)  # written before it is saved
+    y2 = y.sin()
+    y2 += z
+    y2[:, 0].mul_(3)
+    return functional.relu(y2, inplace=True).square(), z.tanh()
+
+
+def with_no_grad(x):
+    with torch.no_grad():
+        scale = x.exp().mean()
+        scale.sqrt_()
+    with torch.inference_mode():
+        shift = x.sum().item()
+    return (x.sin() * scale).exp() + x.cos().detach() * shift * x.exp()
+
+
+def numbers_of_other_kinds(x):
+    z = torch.complex(x.sin(), x.cos())
+    turned = z.conj() @ z.t()
+    bits = x.exp().view(torch.int32).bitwise_and(7)
+    return torch.view_as_real(turned * turned).sin(), x.exp() * bits, turned.imag.exp()
+
+
+def lists_and_keywords(x):
+    parts = torch.cat([x.sin(), x.exp()], dim=1).chunk(3, dim=1)
+    out = torch.empty(x.shape[0], 4)
+    with torch.no_grad():
+        torch.add(parts[0], 1, out=out)
+    return torch.stack(list(parts)).exp(), torch.addmm(out, x, x.t(), beta=0.5).exp()
+
+
+def sparse(x):
+    eye = torch.eye(4).to_sparse()
+    return torch.sparse.mm(eye, x.exp()).sin()
+
+
+def random_numbers(x):
+    noise = torch.rand_like(x).exp()
+    y = functional.rrelu(x * noise, training=True)
+    return functional.dropout(y.exp(), 0.5) * noise
+
+
+def instance_norm(x):
+    norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
+    return norm(x.sin().expand(2, 4, 6)).exp()
+
+
+FUNCTIONS = [
+    several_outputs,
+    views,
+    in_place,
+    with_no_grad,
+    numbers_of_other_kinds,
+    lists_and_keywords,
+    sparse,
+    random_numbers,
+    instance_norm,
+]
+
+
+@pytest.mark.parametrize("action", ["recompute", "alone", "swap"])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_what_models_do_besides_is_the_same(function, action):
+    compare(function, x_of(4, 6), action=action)
+
+
+def test_query_key_and_value_share_one_storage():
+    tape = compare(lambda x: tuple(part.exp().sin() for part in x.sin().chunk(3, 1)), x_of(2, 6))
+    assert [op.runs for op in tape.ops if op.name == "exp"] == [1, 1, 1]
+    assert tape.ops[0].name == "sin"
+
+
+def autocast(model, batch):
+    def loss(*given):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model.loss(*given)
+
+    return {"model": model, "batch": batch, "loss": loss}
+
+
+@pytest.mark.parametrize("make", [untied_gpt_with_dropout, convnet, mlp])
+def test_under_autocast_in_forward(make):
+    right, _ = step(**autocast(*made(make)))
+    for rule in (always("recompute"), mixture(1)):
+        assert_same(step(**autocast(*made(make)), around=by_rule(rule, LINK))[0], right)
+
+
+def test_backward_under_autocast_casts_nothing_again():
+    models = copies_of(made(mlp)[0])
+    for model, rule in zip(models, (always("keep"), always("recompute")), strict=True):
+        with by_rule(rule):
+            loss = model.loss(*DIGITS)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss.backward()
+    assert_same(*([p.grad for p in model.parameters()] for model in models))
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_graph_that_is_retained_runs_backward_twice(action):
+    found = []
+    for rule in (always("keep"), always(action)):
+        model, batch = made(untied_gpt_with_dropout)
+        torch.manual_seed(0)
+        with by_rule(rule, LINK) as tape:
+            loss = model.loss(*batch)
+        loss.backward(retain_graph=True)
+        once = tape.extra_forwards
+        loss.backward()
+        found.append([p.grad for p in model.parameters()])
+    assert_same(*found)
+    assert tape.extra_forwards <= 2 * once
+
+
+def test_second_derivatives():
+    found = []
+    for rule in (always("keep"), always("recompute")):
+        x = x_of(4, 6)
+        with by_rule(rule):
+            y = x.sin().exp().tanh().sum()
+        (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+        gradient.square().sum().backward()
+        found.append([gradient.detach(), x.grad])
+    assert_same(*found)
+
+
+def test_gradients_of_a_part_leave_nothing_behind():
+    model, batch = made(mlp)
+    with memory_meter(model) as meter:
+        before = meter.now
+        with by_rule(always("recompute")):
+            loss = model.loss(*batch)
+        gradients = torch.autograd.grad(loss, [model.layers[4].weight])
+        del loss
+        assert meter.now == before + gradients[0].nbytes
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_two_forwards_then_two_backwards_accumulate(action):
+    found = []
+    for rule in (None, always(action)):
+        model, (images, labels) = made(resnet_in_place)
+        losses = []
+        torch.manual_seed(3)
+        for half in (slice(3), slice(3, 6)):
+            if rule is None:
+                losses.append(model.loss(images[half], labels[half]))
+            else:
+                with by_rule(rule, LINK):
+                    losses.append(model.loss(images[half], labels[half]))
+        for loss in losses:
+            loss.backward()
+        found.append([p.grad for p in model.parameters()] + list(model.buffers()))
+    assert_same(*found)
+
+
+def test_one_tape_for_two_forwards_and_a_backward_inside_it():
+    found = []
+    for rule in (always("keep"), always("recompute")):
+        model, batch = made(untied_gpt_with_dropout)
+        torch.manual_seed(3)
+        with by_rule(rule):
+            first, second = model.loss(*batch), model.loss(*batch)
+            first.backward()
+            second.backward()
+        found.append([p.grad for p in model.parameters()])
+    assert_same(*found)
+
+
+def twice(x):
+    y = checkpoint(lambda x: x.sin().exp(), x.cos())
+    with by_rule(always("recompute")):
+        return y.tanh().exp()
+
+
+def test_it_nests_with_checkpoint_and_with_itself():
+    compare(twice, x_of(4, 6))
+    compare(lambda x: checkpoint(twice, x.exp()), x_of(4, 6))
+
+
+def on_a_rank(group, taped):
+    model, (images, labels) = made(convnet)
+    wrapped = DataParallel(group, model)
+    images, labels = images.chunk(group.size)[group.rank], labels.chunk(group.size)[group.rank]
+    for _ in range(2):
+        with by_rule(always("recompute" if taped else "keep")) as tape:
+            logits = wrapped(images).sin()
+            total = logits.exp()
+            torch.distributed.all_reduce(total, group=group.process_group)  # says not: in place
+            loss = functional.cross_entropy(logits * total.cos().detach(), labels)
+            loss = loss + total.detach().exp().mul(logits).mean()
+        loss.backward()
+    return [p.grad for p in model.parameters()], list(model.buffers()), tape.extra_forwards
+
+
+def test_on_two_ranks_with_a_collective_in_forward():
+    plain, taped = launch(on_a_rank, 2, False), launch(on_a_rank, 2, True)
+    for (right, buffers, _), (mine, mine_too, extra) in zip(plain, taped, strict=True):
+        assert_same([*mine, *mine_too], [*right, *buffers])
+        assert extra > 0
+
+
+# --- what cannot run again, and what was changed ----------------------------------------------
+
+
+def test_what_cannot_run_again_is_kept_and_the_rule_is_not_asked():
+    asked = []
+
+    def rule(made):
+        asked.append(made.op.name)
+        return "recompute"
+
+    x = x_of(8, 8)
+    with by_rule(rule) as tape:
+        noise = torch.rand_like(x)
+        y = functional.dropout(x.exp() * noise, 0.5)
+        y = functional.relu(y.tanh().add(1), inplace=True).square()
+    kept = {
+        tape.ops[number].name for (number, _), (action, _) in tape.saved.items() if action == "keep"
+    }
+    assert kept == {"rand_like", "empty_like", "add"}
+    assert not set(asked) & kept
+
+
+@pytest.mark.parametrize("action", ["recompute", "alone"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y, z: y.mul_(2),
+        lambda y, z: y.view(24)[3:4].zero_(),
+        lambda y, z: y.detach().t().add_(1),
+        lambda y, z: torch.add(y.detach(), 1, out=y.detach()),
+        lambda y, z: z.mul_(2),
+    ],
+)
+def test_what_was_changed_in_place_after_it_was_read_raises(change, action):
+    x = x_of(4, 6)
+    with by_rule(always(action)):
+        y = x.sin()
+        z = y.exp()
+        with torch.no_grad():
+            change(y, z)
+        loss = z.sum()
+    del y, z
+    with pytest.raises(RuntimeError, match="changed in place"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_result_that_is_changed_after_the_block_raises(action):
+    layer, x = nn.Linear(6, 5, bias=False), x_of(2, 4, 6)
+    with by_rule(always(action), LINK):
+        y = layer(x.exp())  # a matrix product under a view that counts its own writes
+        z = y.exp().sin()
+    with torch.no_grad():
+        y.add_(1)
+    if action in AGAIN:
+        with pytest.raises(RuntimeError, match="changed in place"):
+            z.sum().backward()
+    else:
+        z.sum().backward()
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("place", ["weight", "batch"])
+def test_weights_and_batch_that_change_before_backward_raise_as_without_a_tape(action, place):
+    model, (images, labels) = made(mlp)
+    images = images.clone()
+    with by_rule(always(action), LINK):
+        loss = model.loss(images, labels)
+    with torch.no_grad():
+        {"weight": model.layers[2].weight, "batch": images}[place].mul_(1.5)
+    with pytest.raises(RuntimeError, match="in place"):
+        loss.backward()
+
+
+def test_an_unknown_action_is_refused():
+    with pytest.raises(ValueError, match="'drop': choose one of keep, recompute, alone, swap"):
+        executed(mlp, always("drop"))
+
+
+def test_after_an_exception_in_forward_all_is_as_before():
+    model, batch = made(tied_gpt)
+    lost = []
+
+    def broken(*given):
+        value = model.loss(*given)
+        lost.append(weakref.ref(value.untyped_storage()))
+        raise KeyError("on purpose")
+
+    with pytest.raises(KeyError), by_rule(always("recompute")) as tape:
+        broken(*batch)
+    gc.collect()
+    assert lost[0]() is None
+    num_ops = len(tape.ops)
+    right, _ = step(*made(tied_gpt))
+    assert_same(step(model, batch)[0], right)
+    assert len(tape.ops) == num_ops
+
+
+# --- memory -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_the_tape_leaks_nothing(make, action):
+    model, batch = made(make)
+    with memory_meter(model) as meter:
+        with by_rule(always(action), LINK) as tape:
+            loss = model.loss(*batch)
+        loss.backward()
+        left = meter.now_by_kind
+    assert left["activations"] == loss.nbytes
+    assert left["gradients"] == sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    assert tape.saved
+
+
+def test_without_a_backward_it_lets_go_with_the_loss():
+    model, batch = made(untied_gpt_with_dropout)
+    gc.disable()  # by counting references, not by a search for cycles
+    try:
+        with memory_meter(model) as meter:
+            before = meter.now
+            with by_rule(always("recompute")) as tape:
+                loss = model.loss(*batch)
+            del loss
+            assert meter.now == before
+    finally:
+        gc.enable()
+    assert tape.asked == []
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_keeping_everything_costs_what_no_tape_costs(make):
+    model, batch = made(make)
+    torch.manual_seed(3)
+    with memory_meter(model) as plain:
+        loss = model.loss(*batch)
+        after = plain.now
+        loss.backward()
+    assert executed(make, always("keep"))[0].peak == plain.peak
+    model, batch = made(make)
+    with memory_meter(model) as meter, by_rule(always("keep")):
+        loss = model.loss(*batch)
+        assert meter.now == after
+
+
+def test_dropping_everything_leaves_the_batch_the_masks_and_the_loss():
+    model, batch = made(untied_gpt_with_dropout)
+    with memory_meter(model) as meter:
+        before = meter.now
+        with by_rule(always("recompute")) as tape:
+            loss = model.loss(*batch)
+        kept = sum(nbytes for action, nbytes in tape.saved.values() if action == "keep")
+        assert meter.now == before + kept + loss.nbytes
+
+
+def test_each_missing_operation_runs_once_however_many_read_it():
+    """The frozen layers save nothing: all of them run when the first trained one asks."""
+    _, tape = executed(gpt_with_a_frozen_bottom, always("recompute"))
+    assert max(op.runs for op in tape.ops) == 1
+
+
+def test_a_chain_of_two_thousand_operations_is_no_recursion():
+    x = x_of(4)
+    with by_rule(always("recompute")) as tape:
+        y = x
+        for _ in range(1000):
+            y = (y * 0.5 + y * 0.5).sin()
+    y.sum().backward()
+    assert tape.extra_forwards < 4000
