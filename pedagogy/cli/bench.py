@@ -11,8 +11,8 @@ every second pair the twin goes first.
     peak bytes      the most that was live during a step, per rank, by `memory_meter`
 
 The rows stand in `rows.py`, `rows_pipeline.py`, `rows_tensor.py`, `rows_moe.py`,
-`rows_precision.py` and `rows_accumulation.py`. A row's two functions each take a group and return
-the step to time: models and buffers are made once, outside the measurement.
+`rows_precision.py`, `rows_accumulation.py` and `rows_recompute.py`. A row's two functions each take
+a group and return the step to time: models and buffers are made once, outside the measurement.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def rows(names: Sequence[str] = ()) -> list[Row]:
     from pedagogy.cli import rows_moe as moe
     from pedagogy.cli import rows_pipeline as pipeline
     from pedagogy.cli import rows_precision as precision
+    from pedagogy.cli import rows_recompute as recompute
     from pedagogy.cli import rows_tensor as tensor
 
-    chapters = (data_parallel, pipeline, tensor, moe, precision, accumulation)
+    chapters = (data_parallel, pipeline, tensor, moe, precision, accumulation, recompute)
     there = [row for chapter in chapters for row in chapter.ROWS]
     unknown = set(names) - {row.name for row in there}
     if unknown:

@@ -22,10 +22,12 @@ Source: Li et al. 2017, section 3.
 
 from __future__ import annotations
 
+import copy
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
+
+from pedagogy.compression.checks import check_fraction, check_weights
 
 
 class Shrunk(NamedTuple):
@@ -47,16 +49,21 @@ def prune_channels(
 
     `following` reads the channels, as a convolution or, flattened or averaged, as a linear layer;
     `norm` is a BatchNorm between the two. The modules given are left as they are.
-    **Raises** ValueError if no channel would be left, or the layers do not fit together.
+    **Raises** ValueError for a fraction outside 0 .. 1, weights that are not finite, if no channel
+    would be left, or the layers do not fit together.
     Source: Li et al. 2017, section 3.1.
     """
+    check_fraction("fraction", fraction)
+    check_weights(convolution.weight)
     channels = convolution.out_channels
     num_kept = channels - round(fraction * channels)
-    if not 1 <= num_kept <= channels:
-        raise ValueError(f"{fraction} of {channels} channels: {num_kept} would be left")
+    if not num_kept:
+        raise ValueError(f"{fraction} of {channels} channels: none would be left")
     read = following.in_channels if isinstance(following, nn.Conv2d) else following.in_features
     if read % channels or (isinstance(following, nn.Conv2d) and read != channels):
         raise ValueError(f"{channels} channels are followed by a layer that reads {read}")
+    if norm is not None and norm.num_features != channels:
+        raise ValueError(f"{channels} channels are followed by a norm of {norm.num_features}")
     if convolution.groups != 1 or getattr(following, "groups", 1) != 1:
         raise ValueError("layers of several groups are not pruned by channels")
     sizes = convolution.weight.detach().abs().sum(dim=(1, 2, 3))
@@ -69,50 +76,43 @@ def prune_channels(
     )
 
 
-@torch.no_grad()
 def _outputs(old: nn.Conv2d, kept: Tensor) -> nn.Conv2d:
-    new = _like(old, old.in_channels, len(kept))
-    new.weight.copy_(old.weight[kept])
-    if old.bias is not None:
-        new.bias.copy_(old.bias[kept])
+    new = _with(old, weight=old.weight[kept], bias=None if old.bias is None else old.bias[kept])
+    new.out_channels = len(kept)
     return new
 
 
-@torch.no_grad()
 def _norm(old: nn.BatchNorm2d, kept: Tensor) -> nn.BatchNorm2d:
-    new = nn.BatchNorm2d(len(kept), old.eps, old.momentum, old.affine, old.track_running_stats).to(
-        kept.device
-    )
-    for name, value in old.state_dict().items():
-        new.state_dict()[name].copy_(value if value.dim() == 0 else value[kept])
+    values = {name: value for name, value in old.state_dict().items() if value.dim()}
+    new = _with(old, **{name: value[kept] for name, value in values.items()})
+    new.num_features = len(kept)
     return new
 
 
-@torch.no_grad()
 def _inputs(
     old: nn.Conv2d | nn.Linear, kept: Tensor, numbers_a_channel: int
 ) -> nn.Conv2d | nn.Linear:
     """A layer that reads the kept channels only; flattened, each is several numbers."""
     if isinstance(old, nn.Conv2d):
-        new = _like(old, len(kept), old.out_channels)
-        new.weight.copy_(old.weight[:, kept])
-    else:
-        new = nn.Linear(len(kept) * numbers_a_channel, old.out_features, old.bias is not None)
-        by_channel = old.weight.unflatten(1, (-1, numbers_a_channel))  # (out, channels, numbers)
-        new.weight.copy_(by_channel[:, kept].flatten(1))
-    if old.bias is not None:
-        new.bias.copy_(old.bias)
+        new = _with(old, weight=old.weight[:, kept])
+        new.in_channels = len(kept)
+        return new
+    by_channel = old.weight.unflatten(1, (-1, numbers_a_channel))  # (out, channels, numbers)
+    new = _with(old, weight=by_channel[:, kept].flatten(1))
+    new.in_features = len(kept) * numbers_a_channel
     return new
 
 
-def _like(old: nn.Conv2d, channels_in: int, channels_out: int) -> nn.Conv2d:
-    return nn.Conv2d(
-        channels_in,
-        channels_out,
-        old.kernel_size,
-        old.stride,
-        old.padding,
-        old.dilation,
-        bias=old.bias is not None,
-        padding_mode=old.padding_mode,
-    ).to(old.weight)
+def _with(old: nn.Module, **tensors: Tensor | None) -> nn.Module:
+    """A copy with other tensors; dtype, device, mode and what is frozen stay."""
+    new = copy.deepcopy(old)
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            setattr(new, name, _as(getattr(old, name), tensor.detach().clone()))
+    return new
+
+
+def _as(like: Tensor, tensor: Tensor) -> Tensor:
+    if isinstance(like, nn.Parameter):
+        return nn.Parameter(tensor, requires_grad=like.requires_grad)
+    return tensor

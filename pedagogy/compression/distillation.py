@@ -22,6 +22,8 @@ Source: Hinton, Vinyals, Dean 2015, section 2.
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -35,15 +37,15 @@ def distillation_loss(
 ) -> Tensor:
     """alpha T^2 KL(teacher || student) + (1 - alpha) cross-entropy.
 
-    **Shapes** logits `(batch, classes)`, labels `(batch,)` -> (). **Raises** ValueError for logits
-    of different shapes, a temperature that is not positive, or an alpha outside 0 .. 1.
+    **Shapes** logits `(batch, classes)`, labels `(batch,)` -> (). **Raises** ValueError for other
+    or different shapes, a temperature that is not positive, or an alpha outside 0 .. 1.
     Source: Hinton et al. 2015, section 2.
     """
-    if student_logits.shape != teacher_logits.shape:
-        raise ValueError(
-            f"student {tuple(student_logits.shape)}, teacher {tuple(teacher_logits.shape)}: equal"
-        )
-    if temperature <= 0 or not 0 <= alpha <= 1:
+    student, teacher, given = (tuple(t.shape) for t in (student_logits, teacher_logits, labels))
+    if student != teacher or len(student) != 2 or given != student[:1] or not given[0]:
+        shapes = f"student {student}, teacher {teacher}, labels {given}"
+        raise ValueError(f"{shapes}: (batch, classes) twice, and (batch,)")
+    if not 0 < temperature < math.inf or not 0 <= alpha <= 1:
         raise ValueError(f"temperature {temperature}, alpha {alpha}: above 0, and from 0 to 1")
     soft = functional.kl_div(
         functional.log_softmax(student_logits / temperature, dim=1),

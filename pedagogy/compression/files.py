@@ -81,6 +81,10 @@ class Packed(NamedTuple):
         return self.integers * self.scale
 
 
+Stored = Tensor | Shared | Sparse | Packed
+_Sections = tuple[dict[str, bytes], dict[str, object]]  # the data; what the header says of it
+
+
 def gaps_of(mask: Tensor, gap_bits: int) -> list[int]:
     """The gaps of a mask: zeros before each 1; 2^gap_bits - 1 means so many zeros and no 1.
 
@@ -109,30 +113,22 @@ def mask_of(gaps: list[int], gap_bits: int, shape: tuple[int, ...]) -> Tensor:
     return mask.view(shape)
 
 
-def section_bytes(shared: Shared, gap_bits: int = 5, with_huffman: bool = False) -> dict[str, int]:
-    """Bytes of gaps, codes, codebook and (Huffman) code lengths of one weight in a file."""
-    sections, _ = _sections(shared, gap_bits, with_huffman)
+def section_bytes(value: Stored, gap_bits: int = 5, with_huffman: bool = False) -> dict[str, int]:
+    """Bytes in a file by section: gaps, codes, codebook, values, (Huffman) lengths of the codes."""
+    sections, _ = _sections(value, gap_bits, with_huffman)
     return {name: len(data) for name, data in sections.items()}
 
 
 def save(
     path: str | Path,
-    tensors: Mapping[str, Tensor | Shared | Sparse | Packed],
+    tensors: Mapping[str, Stored],
     gap_bits: int = 5,
     with_huffman: bool = True,
 ) -> int:
     """Write a state dict in which some weights are compressed; returns the bytes of the file."""
     header, blocks = [], []
     for name, value in tensors.items():
-        if isinstance(value, Shared):
-            sections, facts = _sections(value, gap_bits, with_huffman)
-        elif isinstance(value, Sparse):
-            sections, facts = _sparse_sections(value.full, gap_bits, with_huffman)
-        elif isinstance(value, Packed):
-            sections, facts = _packed_sections(*value)
-        else:
-            sections = {"values": _bytes(value)}
-            facts = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        sections, facts = _sections(value, gap_bits, with_huffman)
         sizes = {section: len(data) for section, data in sections.items()}
         header.append({"name": name, "sections": sizes, **facts})
         blocks += sections.values()
@@ -154,35 +150,31 @@ def load(path: str | Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _sections(
-    shared: Shared, gap_bits: int, with_huffman: bool
-) -> tuple[dict[str, bytes], dict[str, object]]:
-    sections, facts = _gap_sections(shared.mask, gap_bits, with_huffman)
-    codes, k = shared.indices[shared.mask != 0].tolist(), len(shared.codebook)
-    sections["codebook"] = _bytes(shared.codebook.float())
-    sections |= _coded("codes", codes, index_bits(k), k, with_huffman)
-    return sections, facts | {"num_values": k, "codes": len(codes)}
+def _sections(value: Stored, gap_bits: int, with_huffman: bool) -> _Sections:
+    if isinstance(value, Shared):
+        sections, facts = _gap_sections(value.mask, gap_bits, with_huffman)
+        codes, k = value.indices[value.mask != 0].tolist(), len(value.codebook)
+        sections["codebook"] = _bytes(value.codebook.float())
+        sections |= _coded("codes", codes, index_bits(k), k, with_huffman)
+        return sections, facts | {"num_values": k, "codes": len(codes)}
+    if isinstance(value, Sparse):
+        kept = value.full != 0
+        sections, facts = _gap_sections(kept, gap_bits, with_huffman)
+        return sections | {"values": _bytes(value.full[kept].float())}, facts
+    if isinstance(value, Packed):
+        return _packed_sections(*value)
+    facts = {"dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+    return {"values": _bytes(value)}, facts
 
 
-def _sparse_sections(
-    weight: Tensor, gap_bits: int, with_huffman: bool
-) -> tuple[dict[str, bytes], dict[str, object]]:
-    sections, facts = _gap_sections(weight != 0, gap_bits, with_huffman)
-    return sections | {"values": _bytes(weight[weight != 0].float())}, facts
-
-
-def _packed_sections(
-    integers: Tensor, scale: Tensor, bits: int
-) -> tuple[dict[str, bytes], dict[str, object]]:
-    numbers = integers > 0 if bits == 1 else integers + 2 ** (bits - 1) - 1  # from 0
+def _packed_sections(integers: Tensor, scale: Tensor, bits: int) -> _Sections:
+    numbers = integers > 0 if bits == 1 else integers.int() + 2 ** (bits - 1) - 1  # from 0
     packed = huffman.pack_fixed(numbers.int().flatten().tolist(), bits)
     facts = {"shape": list(integers.shape), "bits": bits, "scale_shape": list(scale.shape)}
     return {"integers": packed, "scale": _bytes(scale.float())}, facts
 
 
-def _gap_sections(
-    mask: Tensor, gap_bits: int, with_huffman: bool
-) -> tuple[dict[str, bytes], dict[str, object]]:
+def _gap_sections(mask: Tensor, gap_bits: int, with_huffman: bool) -> _Sections:
     """Where the kept weights are; of a mask without zeros, nothing."""
     facts = {"shape": list(mask.shape), "gap_bits": gap_bits}
     if mask.all():

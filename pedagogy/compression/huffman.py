@@ -57,8 +57,13 @@ def canonical_codes(lengths: Sequence[int]) -> dict[int, str]:
 
 
 def encode(symbols: Sequence[int], lengths: Sequence[int]) -> bytes:
-    """The codes one after the other, filled up with zeros to whole bytes."""
+    """The codes one after the other, filled up with zeros to whole bytes.
+
+    **Raises** ValueError for a symbol that has no code.
+    """
     codes = canonical_codes(lengths)
+    if unknown := set(symbols) - set(codes):
+        raise ValueError(f"no code for {sorted(unknown)}; there are {len(codes)} codes")
     return pack_bits("".join([codes[symbol] for symbol in symbols]))
 
 
@@ -89,12 +94,19 @@ def unpack_bits(data: bytes) -> str:
 
 
 def pack_fixed(numbers: Sequence[int], bits: int) -> bytes:
-    """Each number in so many bits; in no bits, nothing."""
+    """Each number in so many bits; in no bits, nothing.
+
+    **Raises** ValueError for a number that needs more bits, or is negative.
+    """
+    if len(numbers) and not 0 <= min(numbers) <= max(numbers) < 2**bits:
+        raise ValueError(f"{min(numbers)} to {max(numbers)} in {bits} bits: 0 to {2**bits - 1}")
     return pack_bits("".join([f"{number:0{bits}b}" for number in numbers]) if bits else "")
 
 
 def unpack_fixed(data: bytes, bits: int, num_numbers: int) -> list[int]:
-    """The first `num_numbers` numbers of `pack_fixed`."""
+    """The first `num_numbers` numbers of `pack_fixed`. **Raises** ValueError for too few bytes."""
+    if num_numbers * bits > 8 * len(data):
+        raise ValueError(f"{num_numbers} numbers of {bits} bits in {len(data)} bytes")
     if not bits:
         return [0] * num_numbers
     text = unpack_bits(data)

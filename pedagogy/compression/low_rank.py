@@ -21,18 +21,21 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from pedagogy.compression.checks import check_weights
+
 
 def low_rank(linear: nn.Linear, rank: int) -> nn.Sequential:
     """Two linear layers whose product is the best approximation of this rank; the bias stands once.
 
     **Shapes** (out, in) becomes (rank, in) without a bias, then (out, rank) with it.
-    **Raises** ValueError for a rank that is not from 1 to min(out, in).
+    **Raises** ValueError for a rank that is not from 1 to min(out, in), or a weight not finite.
     """
     out, in_ = linear.weight.shape
     if not 1 <= rank <= min(out, in_):
         raise ValueError(f"rank {rank} of a matrix of {out} by {in_}: from 1 to {min(out, in_)}")
+    check_weights(linear.weight)
     with torch.no_grad():
-        u, s, v = torch.linalg.svd(linear.weight, full_matrices=False)
+        u, s, v = torch.linalg.svd(linear.weight.double(), full_matrices=False)
         root = s[:rank].sqrt()  # shared out, so that both train at the same pace
         first = nn.Linear(in_, rank, bias=False).to(linear.weight)
         second = nn.Linear(rank, out, bias=linear.bias is not None).to(linear.weight)

@@ -33,16 +33,21 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from pedagogy.compression.checks import check_fraction, check_weights
+
 
 def magnitude_mask(weight: Tensor, sparsity: float, mask: Tensor | None = None) -> Tensor:
     """1 for what is kept, 0 for the round(sparsity n) weights of least magnitude.
 
     `mask`: an earlier one; its zeros are among the new ones, as far as there is room.
-    **Shapes** as the weight, and its dtype. **Raises** ValueError for a sparsity outside 0 .. 1.
+    **Shapes** as the weight, and its dtype. **Raises** ValueError for a sparsity outside 0 .. 1,
+    a mask of another shape, a weight without numbers or with some that are not finite.
     Source: Han et al. 2015, section 3.1.
     """
-    if not 0 <= sparsity <= 1:
-        raise ValueError(f"sparsity is {sparsity}: must be from 0 to 1")
+    check_fraction("sparsity", sparsity)
+    check_weights(weight)
+    if mask is not None and mask.shape != weight.shape:
+        raise ValueError(f"a mask of {tuple(mask.shape)} for a weight of {tuple(weight.shape)}")
     magnitude = weight.detach().abs().flatten()
     if mask is not None:
         magnitude = torch.where(mask.flatten() == 0, -1.0, magnitude)
@@ -85,20 +90,22 @@ class Masks:
     def apply(self) -> None:
         """Pruned weights are zero."""
         for parameter, mask in self.of.items():
-            parameter.mul_(mask)
+            parameter.masked_fill_(mask == 0, 0)  # NaN times 0 would be NaN
 
     @property
     def sparsity(self) -> float:
-        """The share of zeros, over all masks."""
-        numbers = sum(mask.numel() for mask in self.of.values())
-        return 1 - sum(mask.sum().item() for mask in self.of.values()) / max(numbers, 1)
+        """The share of zeros, over all masks; 0 without a mask."""
+        zeros = sum(int((mask == 0).sum()) for mask in self.of.values())
+        return zeros / max(sum(mask.numel() for mask in self.of.values()), 1)
 
 
 def rising_sparsity(final: float, num_times: int) -> list[float]:
     """s_i = s (1 - (1 - i/n)^3): much at first, when much is superfluous, little at the end.
 
-    **Raises** ValueError without a time. Source: Zhu and Gupta 2017, equation 1.
+    **Raises** ValueError without a time, or for a sparsity outside 0 .. 1.
+    Source: Zhu and Gupta 2017, equation 1.
     """
+    check_fraction("the final sparsity", final)
     if num_times < 1:
         raise ValueError(f"{num_times} times: at least 1")
     return [final * (1 - (1 - i / num_times) ** 3) for i in range(1, num_times + 1)]

@@ -35,26 +35,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from pedagogy.compression.checks import check_weights
+
 
 def quantize(tensor: Tensor, bits: int) -> Tensor:
     """The nearest numbers that `bits`-bit integers and one scale can give, as floats.
 
     **Shapes** as the tensor. Its gradient passes straight through.
-    **Raises** ValueError for fewer than 2 bits (see `binarize`) or more than 16.
+    **Raises** ValueError for fewer than 2 bits (see `binarize`), more than 16, or a tensor without
+    numbers or with some that are not finite.
     """
     integers, scale = to_integers(tensor, bits)
-    return _straight_through(tensor, integers.to(tensor.dtype) * scale)
+    return _straight_through(tensor, (integers * scale).to(tensor.dtype))
 
 
 def to_integers(tensor: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """The integers, int16, and the scale, () of the tensor's dtype."""
+    """The integers, int16, and the scale, (), of 32 bits or more.
+
+    The scale is never below the least normal number: a tensor of zeros has one, too.
+    """
     if not 2 <= bits <= 16:
         raise ValueError(f"{bits} bits: from 2 to 16; for one bit, binarize")
+    check_weights(tensor)
     largest = 2 ** (bits - 1) - 1
-    detached = tensor.detach()
-    scale = detached.abs().amax() / largest
-    integers = (detached / scale.clamp(min=torch.finfo(tensor.dtype).tiny)).round()
-    return integers.clamp(-largest, largest).to(torch.int16), scale
+    wide = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+    scale = (wide.abs().amax() / largest).clamp(min=torch.finfo(wide.dtype).tiny)
+    return (wide / scale).round().clamp(-largest, largest).to(torch.int16), scale
 
 
 def sign(x: Tensor) -> Tensor:
@@ -80,8 +86,13 @@ class _Sign(torch.autograd.Function):
 def binarize(weight: Tensor, by_output: bool = False) -> Tensor:
     """+scale and -scale; the scale is the mean magnitude, of all or of each output's weights.
 
-    **Shapes** as the weight. Source: Rastegari et al. 2016, equations 5 and 6.
+    **Shapes** as the weight. **Raises** ValueError for a weight without numbers or with some that
+    are not finite, or by output for one of fewer than 2 dimensions.
+    Source: Rastegari et al. 2016, equations 5 and 6.
     """
+    check_weights(weight)
+    if by_output and weight.dim() < 2:
+        raise ValueError(f"a weight of {weight.dim()} dimensions by output: at least 2")
     magnitude = weight.abs()
     dims = tuple(range(1, weight.dim()))
     scale = magnitude.mean(dim=dims, keepdim=True) if by_output else magnitude.mean()
@@ -112,10 +123,8 @@ class Quantized(nn.Module):
 def clamp_latent(module: nn.Module) -> None:
     """The real weights behind all binary ones lie in [-1, 1]: call it after each step."""
     for part in module.modules():
-        if parametrize.is_parametrized(part, "weight") and isinstance(
-            part.parametrizations.weight[0], Binary
-        ):
-            part.parametrizations.weight.original.clamp_(-1, 1)
+        if isinstance(part, parametrize.ParametrizationList) and isinstance(part[0], Binary):
+            part.original.clamp_(-1, 1)
 
 
 def _straight_through(tensor: Tensor, rounded: Tensor) -> Tensor:

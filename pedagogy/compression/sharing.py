@@ -29,10 +29,10 @@ Source: Han, Mao, Dally 2016 (Deep Compression), section 3.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
+
+from pedagogy.compression.checks import check_weights
 
 
 def share_weights(
@@ -41,17 +41,21 @@ def share_weights(
     """k values for all weights: the codebook (k,), and for each weight the number of its value.
 
     `start`: values to begin with, (k,). Ends when no weight changes its value.
-    **Shapes** the indices, int64, have the weight's. **Raises** ValueError for no cluster, an
-    empty weight, one that is not finite, or another number of values in `start`.
+    **Shapes** the indices, int64, have the weight's. **Raises** ValueError for no cluster, a weight
+    without numbers, one that is not finite, or another number of values in `start`.
     Source: Han et al. 2016, sections 3.1 and 3.2.
     """
-    flat = weight.detach().flatten()
-    if num_clusters < 1 or not len(flat) or not flat.isfinite().all():
-        raise ValueError(f"{num_clusters} values for {len(flat)} weights: both 1 or more, finite")
+    check_weights(weight)
+    if num_clusters < 1:
+        raise ValueError(f"{num_clusters} values for {weight.numel()} weights: at least 1")
     if start is not None and len(start) != num_clusters:
         raise ValueError(f"{len(start)} values to start with, of {num_clusters}")
-    evenly = torch.linspace(0, 1, num_clusters, dtype=flat.dtype, device=flat.device)
-    codebook = flat.min() + (flat.max() - flat.min()) * evenly if start is None else start.to(flat)
+    flat = weight.detach().flatten().double()  # in few bits a mean may be worse than the last
+    if start is None:
+        ends = flat.min().item(), flat.max().item()
+        start = torch.linspace(*ends, num_clusters, dtype=flat.dtype)
+    check_weights(start)
+    codebook = start.to(flat)
     indices = _nearest(flat, codebook)
     for _ in range(max_rounds):
         codebook = _means(flat, indices, codebook)
@@ -59,7 +63,7 @@ def share_weights(
         if torch.equal(again, indices):
             break
         indices = again
-    return codebook, indices.view(weight.shape)
+    return codebook.to(weight.dtype), indices.view(weight.shape)
 
 
 def _nearest(flat: Tensor, codebook: Tensor) -> Tensor:
@@ -72,9 +76,8 @@ def _nearest(flat: Tensor, codebook: Tensor) -> Tensor:
 def _means(flat: Tensor, indices: Tensor, codebook: Tensor) -> Tensor:
     """Each value as the mean of its weights; an empty one where the error is largest."""
     counts = torch.bincount(indices, minlength=len(codebook))
-    sums = torch.zeros(len(codebook), dtype=torch.float64, device=flat.device)
-    sums.index_add_(0, indices, flat.double())
-    means = torch.where(counts > 0, sums / counts.clamp(min=1), codebook.double()).to(flat.dtype)
+    sums = torch.zeros_like(codebook).index_add_(0, indices, flat)
+    means = torch.where(counts > 0, sums / counts.clamp(min=1), codebook)
     error = (flat - means[indices]).abs()
     for empty in (counts == 0).nonzero().flatten().tolist():
         worst = error.argmax()
@@ -111,10 +114,15 @@ def index_bits(num_clusters: int) -> int:
     """Bits of one index: ceil(log2 k). **Raises** ValueError for no cluster."""
     if num_clusters < 1:
         raise ValueError(f"{num_clusters} clusters: at least 1")
-    return math.ceil(math.log2(num_clusters))
+    return (num_clusters - 1).bit_length()
 
 
 def sharing_ratio(num_weights: int, bits: int, num_clusters: int) -> float:
-    """n b / (n ceil(log2 k) + k b): how many times smaller. Source: Han et al. 2016, equation 1."""
+    """n b / (n ceil(log2 k) + k b): how many times smaller.
+
+    **Raises** ValueError for no weight, no bit or no cluster. Source: Han et al. 2016, equation 1.
+    """
+    if num_weights < 1 or bits < 1:
+        raise ValueError(f"{num_weights} weights of {bits} bits: at least 1 of both")
     shared = num_weights * index_bits(num_clusters) + num_clusters * bits
     return num_weights * bits / shared

@@ -11,7 +11,8 @@ How it works
 By the same hooks on saved tensors as recomputation. Whatever is saved is numbered and sent; the
 device's memory is free when the copy is over and nothing else needs it. Backward asks for the
 tensors in about the reverse order: when it asks for number k, numbers k-1, k-2, ..., `prefetch` of
-them, are sent for as well.
+them, are sent for as well. On the way out no more than `prefetch` copies are under way: a slow link
+makes forward wait, or all that it has not carried yet would fill the device.
 
 * A tensor that several operations save (the input of query, key and value) goes once: what is
   copied is its storage, and each gets its own view of it.
@@ -28,6 +29,7 @@ Sources: Rhu et al. 2016 (vDNN), section 3; Rajbhandari et al. 2021 (ZeRO-Infini
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -74,6 +76,7 @@ class _Host:
         self.link, self.prefetch, self.min_bytes, self.wanted = link, prefetch, min_bytes, wanted
         self.away: WeakValueDictionary[int, _Away] = WeakValueDictionary()  # by number
         self.by_storage: WeakValueDictionary[int, _Away] = WeakValueDictionary()
+        self.leaving: deque[_Away] = deque()
         self.sent = 0
 
     def pack(self, tensor: Tensor) -> Tensor | _Saved:
@@ -90,7 +93,16 @@ class _Host:
             away = _Away(tensor, self.link, self.sent)
             self.away[self.sent] = self.by_storage[storage._cdata] = away
             self.sent += 1
+            self._make_room(away)
         return _Saved(away, tensor.size(), tensor.stride(), tensor.storage_offset())
+
+    def _make_room(self, away: _Away) -> None:
+        """No more than `prefetch` copies are under way: a slow link makes forward wait."""
+        self.leaving.append(away)
+        while len(self.leaving) > self.prefetch:
+            oldest = self.leaving.popleft()
+            if not oldest.is_changed:  # or it raises, if it is ever asked for
+                oldest.leaving.finish()
 
     def unpack(self, saved: Tensor | _Saved) -> Tensor:
         """Backward asks for it; the next ones that it will ask for are called too."""
@@ -118,8 +130,9 @@ def offload_activations(
 ) -> Iterator[None]:
     """What autograd saves in here waits in host memory; gradients are the same to the bit.
 
-    `wanted` chooses among the tensors. **Memory** of the device: the tensors in use, those under
-    way, and `prefetch` that come back early.
+    `prefetch`: how many may be under way, in each direction, while compute goes on; with 0 each
+    copy is waited for. `wanted` chooses among the tensors. **Memory** of the device: the tensors
+    in use and those under way.
     **Raises** ValueError for a negative prefetch; in backward, RuntimeError for a tensor that was
     changed in place after it was saved, as autograd itself does.
     """

@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pedagogy.optimizers.adam import PerParameter, check_range
@@ -116,4 +117,5 @@ def step_size(parameter: Tensor, step: int, group: dict[str, Any]) -> float:
 
 def rms(x: Tensor) -> float:
     """The root of the mean square; 0 for a tensor without elements."""
-    return x.norm().item() / max(x.numel(), 1) ** 0.5
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return torch.linalg.vector_norm(x, dtype=wide).item() / max(x.numel(), 1) ** 0.5

@@ -44,7 +44,7 @@ class PerParameter(Optimizer):
                 loss = closure()
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is None:
+                if parameter.grad is None or not parameter.numel():
                     continue
                 if parameter.grad.layout != torch.strided:
                     raise ValueError(f"{type(self).__name__} takes no sparse gradients")

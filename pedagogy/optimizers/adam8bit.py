@@ -96,7 +96,7 @@ def quantise(values: Tensor, block_size: int, signed: bool) -> Blocks:
     flat = values.detach().float().flatten()
     padded = functional.pad(flat, (0, -len(flat) % block_size)).view(-1, block_size)
     largest = padded.abs().amax(1)
-    relative = (padded / largest.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).flatten()
+    relative = (padded / torch.where(largest > 0, largest, 1.0)[:, None]).flatten()
     table = code_values(signed).to(values.device)
     between = (table[1:] + table[:-1]) / 2
     codes = torch.bucketize(relative[: len(flat)], between)

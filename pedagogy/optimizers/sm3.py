@@ -50,14 +50,15 @@ class SM3(PerParameter):
         self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]
     ) -> None:
         """Bound the sums of squares, divide by their root."""
-        if "covers" not in state:
+        gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))  # sums in 16
+        if "covers" not in state:  # bits soon stop growing, and are no bound any more
             sizes = parameter.shape or (1,)
             state["covers"] = [gradient.new_zeros(size) for size in sizes]
         bound = sm3_one if group["variant"] == 1 else sm3_two
         nu = bound(state["covers"], gradient.square())
         update = torch.where(nu > 0, gradient / nu.sqrt(), 0.0)
         if group["momentum"]:
-            mean = state.setdefault("mean", torch.zeros_like(parameter))
+            mean = state.setdefault("mean", torch.zeros_like(update))
             update = mean.lerp_(update, 1 - group["momentum"])
         parameter.sub_(update, alpha=group["lr"])
 

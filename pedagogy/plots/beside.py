@@ -114,7 +114,8 @@ def _write(ax: Axes, name: str, note: str, spot: Spot, box: Box) -> None:
     place = {"xycoords": figure.dpi_scale_trans, "annotation_clip": False, "gid": "name"}
     side = "left" if box[0] >= spot[0] else "right" if box[2] <= spot[0] else "center"
     x = {"left": box[0], "right": box[2], "center": (box[0] + box[2]) / 2}[side]
-    look = {"ha": side, "va": "top", "zorder": 8}
+    paper = {"facecolor": style.PAPER, "edgecolor": "none", "pad": 0.4}
+    look = {"ha": side, "va": "top", "zorder": 4.5, "bbox": paper}
     with style.styled():
         at = (x * inch, box[3] * inch)
         ax.annotate(name, at, fontsize=9.5, fontweight="bold", color=style.INK, **place, **look)

@@ -94,7 +94,7 @@ def _limits(points: Mapping[str, Point], budget: float | None) -> tuple[Spot, Sp
 
 def _axes(ax: Axes) -> None:
     byte_axis(ax.yaxis)
-    ax.xaxis.set_major_locator(MaxNLocator(8))
+    ax.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 2.5, 5, 10]))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: style.seconds_text(value)))
     ax.grid(True)
 
@@ -119,6 +119,8 @@ def _draw_budget(ax: Axes, budget: float | None, spots: Sequence[Spot]) -> None:
         color=style.ACCENT,
         fontweight="bold",
         gid="budget",
+        zorder=7,
+        bbox={"facecolor": style.PAPER, "edgecolor": "none", "pad": 0.6},
     )
 
 
@@ -179,7 +181,8 @@ def _lines(ax: Axes) -> list[tuple[Spot, Spot]]:
 
 
 def _against(spot: Spot, base: Spot) -> str:
-    return f"{spot[1] / base[1]:.0%} of the bytes, {spot[0] / base[0] - 1:+.0%} time"
+    added = round(spot[0] / base[0] - 1, 2) + 0.0  # not -0
+    return f"{spot[1] / base[1]:.0%} of the bytes, {added:+.0%} time"
 
 
 def _draw_key(figure: Figure, points: Mapping[str, Point]) -> None:

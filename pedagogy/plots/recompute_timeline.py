@@ -2,8 +2,8 @@
 
 An iteration has hundreds of operations, far too many to see. Neighbours of one layer become one
 block with the layer's number: forward, backward, and, hatched before a layer's backward, what
-forward does once more for it. Copies have the number of their tensor's layer. Lanes, thin measured rows and the stall in the title line
-are those of `offload.overlap_figure`.
+forward does once more for it. Copies have the number of their tensor's layer. Lanes, thin measured
+rows and the stall in the title line are those of `offload.overlap_figure`.
 """
 
 from __future__ import annotations

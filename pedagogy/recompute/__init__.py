@@ -1,9 +1,10 @@
 """Activation recomputation: memory bought with a second forward.
 
-Read in this order: `checkpoint`, `segments`, `policies`; then tensor by tensor: `made`, `tape`,
-`selective`, `profile`, `predict`, `decide`.
+Read in this order: `checkpoint`, `segments`, `policies`; then tensor by tensor: `made`, `writes`,
+`again`, `tape`, `selective`, `watch`, `profile`, `predict`, `decide`.
 """
 
+from pedagogy.recompute.again import ACTIONS
 from pedagogy.recompute.checkpoint import CheckpointFunction, checkpoint
 from pedagogy.recompute.decide import (
     Decision,
@@ -23,7 +24,7 @@ from pedagogy.recompute.segments import (
     optimal_forwards,
 )
 from pedagogy.recompute.selective import attention_scores
-from pedagogy.recompute.tape import ACTIONS, Tape, by_rule
+from pedagogy.recompute.tape import Tape, by_rule
 
 __all__ = [
     "ACTIONS",

@@ -18,8 +18,8 @@ the peak is over the budget:
     [1] the link's free time    whatever can leave and be back before it is asked for, while the
                                 link has nothing else to do, costs nothing: the longest free time
                                 first
-    [2] the best price          then each step drops or swaps what saves most bytes for each second
-                                that it adds, by the replay of `predict`
+    [2] the best price          then each step drops or swaps (or takes back) what saves most bytes
+                                for each second that it adds, by the replay of `predict`
 
 Free time of a tensor: from the end of its copy out to the last moment when its copy back can start.
 
@@ -91,21 +91,21 @@ def swap_or_recompute(profile: Profile, budget: int, link_bandwidth: float) -> D
     """
     if link_bandwidth <= 0:
         raise ValueError(f"a link of {link_bandwidth} bytes per second: must be positive")
-    chosen = _decided(profile, {}, link_bandwidth)
-    for key in sorted(
-        _movable(profile), key=lambda key: -_free_seconds(profile, key, link_bandwidth)
-    ):
+    chosen, movable = _decided(profile, {}, link_bandwidth), _movable(profile)
+    free = {key: _free_seconds(profile, key, link_bandwidth) for key in movable}
+    for key in sorted((key for key in movable if free[key] >= 0), key=lambda key: -free[key]):
         if chosen.prediction.peak <= budget:
             return chosen
         trial = _decided(profile, {**chosen.actions, key: SWAP}, link_bandwidth)
-        if trial.prediction.seconds <= profile.seconds * (1 + 1e-9):
+        costs_nothing = trial.prediction.seconds <= profile.seconds * (1 + 1e-9)
+        if costs_nothing and _over(trial, budget) < _over(chosen, budget):
             chosen = trial
     while chosen.prediction.peak > budget:
         trials = [
             _decided(profile, {**chosen.actions, key: action}, link_bandwidth)
-            for key in _movable(profile)
-            for action in (RECOMPUTE, SWAP)
-            if key not in chosen.actions
+            for key in movable
+            for action in (KEEP, RECOMPUTE, SWAP)
+            if chosen.actions.get(key, KEEP) != action
         ]
         best = max(trials, key=lambda trial: _price(trial, chosen, budget), default=chosen)
         if _over(best, budget) >= _over(chosen, budget):

@@ -151,8 +151,8 @@ def gradient(model: nn.Module) -> Tensor:
     return flatten([p.grad for p in model.parameters() if p.grad is not None])
 
 
-def after_forward(function: Callable[[], Tensor], model: nn.Module) -> int:
-    """Activation bytes that wait for backward when `function` has returned."""
+def after_forward(function: Callable[[], Any], model: nn.Module | None = None) -> int:
+    """Bytes of activations that are there while what `function` returned is held."""
     with memory_meter(model) as meter:
         result = function()
         kept = meter.now_by_kind["activations"]
@@ -200,6 +200,6 @@ def recomputed(profile: Profile, budget: int) -> Decision:
 
 
 def median_seconds(ways: Mapping[str, Callable[[], float]], repeats: int = 5) -> dict[str, float]:
-    """The median of each way's own seconds, all of them in turn; a first turn is not counted."""
-    turns = [{name: way() for name, way in ways.items()} for _ in range(repeats + 1)][1:]
+    """The median of each way's own seconds, all of them in turn."""
+    turns = [{name: way() for name, way in ways.items()} for _ in range(repeats)]
     return {name: median(turn[name] for turn in turns) for name in ways}

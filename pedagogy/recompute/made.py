@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from pedagogy.ranks.away import Away
+from pedagogy.recompute.writes import is_own
 
 Key = tuple[int, int]  # the number of an operation, and which of its outputs
 _NOTHING = torch.empty(0)
@@ -41,18 +42,14 @@ class Op:
         self.inputs: tuple[Key, ...] = ()  # what it read, of what the tape made
         self.nbytes: dict[int, int] = {}  # of what it made, by output
         random = torch.Tag.nondeterministic_seeded in func.tags
-        self.is_pure = is_own(func) and not random and "empty" not in self.name
+        writes = func._schema.is_mutable or not is_own(func)
+        self.is_pure = not (random or writes or "empty" in self.name)
         self.written: set[int] = set()  # the outputs that were written in place
         self.runs = 0  # beyond the first
 
     def repeats(self, output: int) -> bool:
         """Whether running it again makes this output again."""
         return self.is_pure and output not in self.written
-
-
-def is_own(func: Any) -> bool:
-    """One of PyTorch's operations, which say what they write; a collective does not."""
-    return func.namespace in ("aten", "prims")
 
 
 class Geometry(NamedTuple):

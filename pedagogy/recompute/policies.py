@@ -20,7 +20,8 @@ What a segment needs
 A layer's own backward has its input, its output and a gradient of each in hand: twice the sum of
 the two. `speed` needs, at the segment's last layer, the kept layer's output, all outputs of the
 segment, and the gradients of the last one's input and output. The kept outputs of *other* segments
-are not counted: SuperNeurons swaps them.
+are not counted: SuperNeurons swaps them. (Nor is a layer inside the segment that needs more because
+the outputs behind it are small: the paper counts so, and `predict` counts all.)
 
 Source: Wang et al. 2018 (SuperNeurons), section 3.4 and its table of extra recomputations.
 """

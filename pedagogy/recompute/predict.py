@@ -151,10 +151,7 @@ class _Replay:
             op = self.profile.operations[number]
             for source in op.inputs:
                 self._fetch(source)
-            results = sum(op.nbytes.values())
-            if "batch_norm" in op.name:  # its statistics, copied
-                results += op.nbytes[1] + op.nbytes[2]
-            self.making = sum(made_now.values()) + results
+            self.making = sum(made_now.values()) + sum(op.nbytes.values())
             self._read(live)
             self.runs += 1
             self.extra_seconds += op.seconds

@@ -43,7 +43,8 @@ from pedagogy.recompute.watch import Fading, Watched, places_of
 class Saved(NamedTuple):
     """A storage that waits for backward.
 
-    `gone`: after which operation it would no longer be there, if autograd did not keep it.
+    `gone`: after which operation it would no longer be there, if autograd did not keep it; one
+    more than there are if the caller holds it.
     `asks`: when backward asks for it, counted from 0.
     """
 
@@ -105,7 +106,9 @@ def profile(
     with _left_alone(model), places_of(model) as place:
         fading = Fading(place)
         with torch.no_grad(), fading:
-            loss(*batch)
+            held = loss(*batch)
+        fading.look()
+        del held
         forward_seconds, backward_seconds = _timed(loss, batch)
         model.zero_grad()
         with memory_meter(model) as meter:
@@ -131,9 +134,9 @@ def _saved(watched: Watched, gone: dict[Key, int]) -> dict[Key, Saved]:
     asks: dict[Key, list[int]] = {}
     for number, key in enumerate(watched.asked):
         asks.setdefault(key, []).append(number)
-    end = len(watched.ops)
+    never = len(watched.ops) + 1
     return {
-        key: Saved(nbytes, gone.get(key, end), tuple(asks[key]))
+        key: Saved(nbytes, gone.get(key, never), tuple(asks[key]))
         for key, (_, nbytes) in watched.saved.items()
         if key in asks
     }

@@ -23,9 +23,9 @@ kept, whatever lives for another reason.
 
 What cannot be made again
 -------------------------
-What comes from a random generator, and what was written in place: the rule is not asked, they are
-kept (a dropout mask is). BatchNorm runs again on copies of its running statistics, so that they
-count the batch once.
+What comes from a random generator, what was written in place, what others than PyTorch compute:
+the rule is not asked, they are kept (a dropout mask is). BatchNorm runs again without its running
+statistics, so that they count the batch once.
 
 Sources: Peng et al. 2020 (Capuchin), sections 3 and 4, for accesses and lineage of single tensors;
 Wang et al. 2018 (SuperNeurons), section 3.4, for "recompute" (speed-centric) and "alone"
@@ -50,7 +50,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pedagogy.ranks import Link, open_link
 from pedagogy.ranks.away import Away
 from pedagogy.recompute.again import ACTIONS, KEEP, SWAP, make_again
-from pedagogy.recompute.made import Held, Input, Key, Made, Op, alias, is_own
+from pedagogy.recompute.made import Held, Input, Key, Made, Op, alias
+from pedagogy.recompute.writes import tensors_in, without_statistics, written
 
 
 class _Packed(Input):
@@ -106,13 +107,13 @@ class Tape(TorchDispatchMode):
         """Run an operation, and write down how."""
         if torch.is_inference_mode_enabled():  # autograd will save nothing of it
             return func(*args, **(kwargs or {}))
-        given = _tensors((args, kwargs))
+        given = tensors_in((args, kwargs))
         read = [made for made in map(self._lookup, given) if made is not None]
-        recipe = (func, *tree_map(self._describe, (args, kwargs or {})))
+        recipe = (func, *tree_map(self._describe, (without_statistics(func, args), kwargs or {})))
         start = time.perf_counter()
         result = func(*args, **(kwargs or {}))
         seconds = time.perf_counter() - start
-        for x in _written(func, args, kwargs or {}):
+        for x in written(func, args, kwargs or {}):
             self._write(x)
         old = {x.untyped_storage()._cdata for x in given}
         fresh = [
@@ -214,21 +215,6 @@ class Tape(TorchDispatchMode):
             made.siblings = siblings
             siblings.append(weakref.ref(made))
             self._living[storage._cdata] = made
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(values) if isinstance(x, Tensor) and torch._C._has_storage(x)]
-
-
-def _written(func: Any, args: tuple, kwargs: dict) -> list[Tensor]:
-    """What an operation writes in place: what it says, and BatchNorm's running statistics."""
-    if not is_own(func):
-        return _tensors((args, kwargs))
-    if "batch_norm" in str(func):
-        return _tensors(args[3:5])
-    arguments = {a.name: x for a, x in zip(func._schema.arguments, args, strict=False)} | kwargs
-    writes = [a.name for a in func._schema.arguments if a.alias_info and a.alias_info.is_write]
-    return _tensors([arguments.get(name) for name in writes])
 
 
 def _forget(living: dict[int, Made], key: int, _: weakref.ref) -> None:

@@ -33,12 +33,16 @@ class Fading(Tape):
     ) -> Any:
         """Run one operation and see what is left."""
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        for key, made in list(self._there.items()):
-            if made.storage() is None:
-                self.gone[key] = len(self.ops) - 1
-                del self._there[key]
+        self.look(-1)
         self._there |= {made.key: made for made in self._living.values()}
         return result
+
+    def look(self, after: int = 0) -> None:
+        """What went since the last look."""
+        for key, made in list(self._there.items()):
+            if made.storage() is None:
+                self.gone[key] = len(self.ops) + after
+                del self._there[key]
 
 
 class Watched(Tape):

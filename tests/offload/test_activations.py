@@ -227,3 +227,16 @@ def test_what_backward_has_used_is_free_again():
 def test_a_negative_prefetch_is_refused():
     with pytest.raises(ValueError, match="prefetch -1"), offload_activations(prefetch=-1):
         pass
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_a_slow_link_leaves_no_more_on_the_device_than_is_under_way(prefetch):
+    link = Link(bytes_per_second=4e5)  # a tensor takes 10 ms, a tanh a hundredth of that
+    x = torch.zeros(1000, requires_grad=True)
+    with memory_meter() as meter, offload_activations(link, prefetch):
+        for _ in range(12):
+            x = x.tanh()
+        after = meter.now_by_kind["activations"]
+    assert after <= (prefetch + 1) * 4000  # and the last result
+    assert meter.peak <= (prefetch + 3) * 4000
+    link.close()

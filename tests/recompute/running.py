@@ -4,6 +4,7 @@ import copy
 import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import cache
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torch.nn import functional
 
 from pedagogy.measure import memory_meter
 from pedagogy.ranks.link import Copy, Link
-from pedagogy.recompute import ACTIONS, by_rule, predict
+from pedagogy.recompute import ACTIONS, by_rule, predict, profile
 from pedagogy.workloads import GPT, MLP, ConvNet, digits_batch, text_batch
 
 SIZES = {"layers": 2, "hidden": 16, "heads": 2, "sequence": 8}
@@ -126,10 +127,22 @@ def assert_same(mine, right):
         assert (a is None and b is None) or torch.equal(a, b)
 
 
-def mixture(seed):
+def at_random(seed):
     """A rule that draws an action for each storage."""
     draw = random.Random(seed)
     return lambda made: draw.choice(ACTIONS)
+
+
+@cache
+def profiled(make):
+    """The profile of a model; made once."""
+    return profile(*made(make))
+
+
+def mixture(found, seed, actions=ACTIONS):
+    """An action for each saved storage, drawn."""
+    draw = random.Random(seed)
+    return {key: draw.choice(actions) for key in found.saved}
 
 
 def always(action):
@@ -166,6 +179,16 @@ class AtOnce(Link):
     def _filled(source, into):
         into = torch.empty_like(source) if into is None else into
         return into.copy_(source)
+
+
+class Never(Link):
+    """A copy is over when somebody insists on it, and not before: the most that can be left."""
+
+    def _start(self, way, source, into, name):
+        def finish():
+            raise AssertionError("nobody needs a copy while its source is there")
+
+        return Copy(lambda: source, finish)
 
 
 def copies_of(model):

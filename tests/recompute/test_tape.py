@@ -21,12 +21,12 @@ from tests.recompute.running import (
     MODELS,
     always,
     assert_same,
+    at_random,
     convnet,
     copies_of,
     executed,
     gpt_with_a_frozen_bottom,
     made,
-    mixture,
     mlp,
     resnet_in_place,
     step,
@@ -53,7 +53,7 @@ def test_every_action_equals_the_plain_step(make, action):
 @given(st.sampled_from(MODELS), st.integers(0, 10**6))
 def test_any_mixture_of_actions_equals_the_plain_step(make, seed):
     right, _ = step(*made(make))
-    assert_same(step(*made(make), by_rule(mixture(seed), LINK))[0], right)
+    assert_same(step(*made(make), by_rule(at_random(seed), LINK))[0], right)
 
 
 def test_batch_norm_counts_a_batch_once():
@@ -181,7 +181,7 @@ def autocast(model, batch):
 @pytest.mark.parametrize("make", [untied_gpt_with_dropout, convnet, mlp])
 def test_under_autocast_in_forward(make):
     right, _ = step(**autocast(*made(make)))
-    for rule in (always("recompute"), mixture(1)):
+    for rule in (always("recompute"), at_random(1)):
         assert_same(step(**autocast(*made(make)), around=by_rule(rule, LINK))[0], right)
 
 

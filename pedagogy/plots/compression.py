@@ -1,0 +1,243 @@
+"""Weights and what is left of them; errors; what a teacher adds.
+
+How to read the first
+---------------------
+A panel is the histogram of a layer's weights. What a threshold removes is hatched. Weights that are
+exactly zero would be one bar above all others: they are not drawn, and their share is written in
+the panel. Ticks under the axis are the values that a codebook or a grid allows.
+
+An error is the norm of what changed over the norm of the weight: 1 is as much as the weight itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator
+
+from pedagogy.plots import style
+from pedagogy.plots.curves import curves_figure, draw_curves, name_curves, plain_log
+from pedagogy.plots.lanes import add_boxes
+from pedagogy.plots.moe import numbers
+from pedagogy.plots.precision import percent
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Curve = tuple[Sequence[float], Sequence[float]]
+BINS = 61
+KEPT, REMOVED = ("#0072B2", ""), ("#F6D27A", "///")
+
+
+def weight_histogram_figure(
+    weights: Mapping[str, Tensor],
+    threshold: float | None = None,
+    values: Mapping[str, Tensor] | None = None,
+    title: str = "",
+) -> Figure:
+    """Histograms of weights, a panel for each name, over the same axes.
+
+    `threshold`: weights below this magnitude are hatched. `values`: by name, what a panel's weights
+    may be. **Raises** ValueError without a weight, or for values that no panel has.
+    """
+    values = values or {}
+    if not weights or set(values) - set(weights):
+        raise ValueError(f"values {list(values)} for weights {list(weights)}: one weight at least")
+    figure = style.new_figure(style.WIDTH, 3.5)
+    room = (style.WIDTH - 0.8) / len(weights)
+    bins = bins_of(weights.values())
+    axes: list[Axes] = []
+    for i, (name, weight) in enumerate(weights.items()):
+        shared = {"sharey": axes[0]} if axes else {}
+        ax = style.add_axes(figure, 0.8 + i * room, 0.62, room - 0.3, 2.2, **shared)
+        draw_weights(ax, weight, bins, threshold, values.get(name))
+        with style.styled():
+            ax.set_title(name, fontsize=10)
+            ax.set_xlabel("weight")
+            if axes:
+                ax.tick_params(labelleft=False)
+            else:
+                ax.set_ylabel("weights, zeros left out")
+        axes.append(ax)
+    axes[0].set_ylim(0, max(ax.dataLim.y1 for ax in axes) * 1.22)
+    with style.styled():
+        look = {"fontsize": 12, "fontweight": "bold", "gid": "title"}
+        figure.text(0.012, 0.93, title or "Weights by value", **look)
+    told = [weights_text(name, one, threshold, values.get(name)) for name, one in weights.items()]
+    return style.finding(figure, "; ".join(told) + ".")
+
+
+def bins_of(weights: Sequence[Tensor]) -> np.ndarray:
+    """Edges of `BINS` equal bins, symmetric, that hold all but 1 in 1,000 of the weights."""
+    largest = max(float(np.quantile(np.abs(numbers(one)), 0.999)) for one in weights)
+    return np.linspace(-1, 1, BINS + 1) * (largest or 1.0)
+
+
+def draw_weights(
+    ax: Axes,
+    weight: Tensor,
+    bins: np.ndarray,
+    threshold: float | None = None,
+    values: Tensor | None = None,
+) -> None:
+    """Draw one panel; weights beyond the bins count in the outermost ones."""
+    flat = numbers(weight).ravel()
+    zero = flat == 0
+    flat = np.clip(flat[~zero], bins[0], bins[-1])
+    below = np.abs(flat) < (threshold or 0)
+    counts = [np.histogram(one, bins)[0] for one in (flat[~below], flat[below])]
+    with style.styled():
+        bottoms = np.zeros(len(bins) - 1)
+        for name, many, (colour, hatch) in zip(
+            ("kept", "removed"), counts, (KEPT, REMOVED), strict=True
+        ):
+            bars = [
+                _bar(*edges, bottom, bottom + count)
+                for *edges, bottom, count in zip(bins[:-1], bins[1:], bottoms, many, strict=True)
+                if count
+            ]
+            add_boxes(ax, name, bars, colour, hatch, linewidths=0)
+            bottoms = bottoms + many
+        ax.update_datalim([(bins[0], 0), (bins[-1], max(bottoms.max(), 1))])
+        if threshold:
+            for end in (-threshold, threshold):
+                look = {"color": style.ACCENT, "linewidth": 1.3, "linestyle": (0, (4, 2))}
+                ax.axvline(end, gid="threshold", **look)
+        if values is not None:
+            look = {"linestyle": "", "marker": "|", "markersize": 9, "color": style.ACCENT}
+            shown = numbers(values).ravel()
+            at = ax.get_xaxis_transform()
+            ax.plot(shown, [0.0] * len(shown), transform=at, clip_on=False, gid="values", **look)
+        ax.set_xlim(bins[0], bins[-1])
+        ax.grid(axis="y")
+        ax.yaxis.set_major_locator(MaxNLocator(4))
+        text = f"{percent(zero.mean())} are zero"
+        look = {"ha": "right", "va": "top", "fontsize": 9, "gid": "zeros"}
+        ax.text(0.99, 0.98, text, transform=ax.transAxes, **look)
+
+
+def _bar(left: float, right: float, low: float, high: float) -> list[tuple[float, float]]:
+    return [(left, low), (left, high), (right, high), (right, low)]
+
+
+def weights_text(
+    name: str, weight: Tensor, threshold: float | None = None, values: Tensor | None = None
+) -> str:
+    """What a panel shows, in words."""
+    flat = numbers(weight).ravel()
+    told = f"{name}: {len(flat):,} weights, standard deviation {flat.std():.2g}"
+    if (flat == 0).any():
+        told += f", {percent((flat == 0).mean())} zero"
+    if threshold:
+        told += f", {percent((np.abs(flat) < threshold).mean())} below {threshold:.2g}"
+    return told if values is None else f"{told}, {len(numbers(values).ravel())} values allowed"
+
+
+def error_figure(
+    by_bits: Mapping[str, Curve],
+    by_rank: Mapping[str, Curve],
+    break_even: Mapping[str, int] | None = None,
+    title: str = "",
+) -> Figure:
+    """Relative errors: left against bits, logarithmic, right against the rank, with its break-even.
+
+    Curves are (bits or ranks, errors); an error of 0 is a gap on the left. `break_even`: by names
+    of the right, the largest rank that is smaller. **Raises** ValueError for a break-even of no
+    curve, or a panel without a curve.
+    """
+    break_even = break_even or {}
+    if not by_bits or not by_rank or set(break_even) - set(by_rank):
+        raise ValueError(f"bits {list(by_bits)}, ranks {list(by_rank)}, {list(break_even)}")
+    figure = style.new_figure(style.WIDTH, 3.7)
+    left = style.add_axes(figure, 0.8, 0.62, 3.0, 2.45)
+    right = style.add_axes(figure, 5.55, 0.62, 3.05, 2.45)
+    with style.styled():
+        plain_log(left.yaxis)
+        gaps = {name: (x, [one or np.nan for one in y]) for name, (x, y) in by_bits.items()}
+        draw_curves(left, gaps, markers=True)
+        draw_curves(right, by_rank)
+        left.xaxis.set_major_locator(MaxNLocator(integer=True))
+        left.set(xlabel="bits for each weight", ylabel="relative error")
+        right.set(xlabel="rank (dashed: break-even)", ylim=(0, 1.02))
+        for line in list(right.get_lines()):
+            if line.get_label() in break_even:
+                rank = break_even[line.get_label()]
+                look = {"linewidth": 1.2, "linestyle": (0, (4, 2)), "gid": "break-even"}
+                right.axvline(rank, color=line.get_color(), label="_", **look)
+        for ax in (left, right):
+            name_curves(ax)
+        look = {"fontsize": 12, "fontweight": "bold", "gid": "title"}
+        figure.text(0.012, 0.93, title or "What fewer bits and a lower rank cost", **look)
+    return style.finding(figure, _error_finding(by_bits, by_rank, break_even))
+
+
+def _error_finding(by_bits: Mapping, by_rank: Mapping, break_even: Mapping[str, int]) -> str:
+    told = [
+        f"{name} {errors[-1]:.2g} at {bits[-1]} bits" for name, (bits, errors) in by_bits.items()
+    ]
+    for name, rank in break_even.items():
+        ranks, errors = by_rank[name]
+        told.append(f"{name} {np.interp(rank, ranks, errors):.2g} at its break-even rank {rank}")
+    return f"Relative errors: {'; '.join(told)}."
+
+
+def distillation_figure(
+    num_labels: Sequence[int], accuracies: Mapping[str, Sequence], title: str = ""
+) -> Figure:
+    """Accuracy of a student against the number of labelled examples: medians, and all seeds' range.
+
+    **Shapes** each (seeds, labels), from 0 to 1; the first name is the student without a teacher.
+    """
+    runs = {name: 100 * np.atleast_2d(numbers(one)) for name, one in accuracies.items()}
+    figure = curves_figure(
+        {name: (num_labels, one) for name, one in runs.items()},
+        _distillation_finding(num_labels, runs),
+        title=title or "A student alone, and with a teacher",
+        x_label="labelled examples",
+        y_label="accuracy (%)",
+        x_scale="log",
+        markers=True,
+    )
+    with style.styled():
+        figure.axes[0].xaxis.set_major_locator(FixedLocator(list(num_labels)))
+    return figure
+
+
+def _distillation_finding(num_labels: Sequence[int], runs: Mapping[str, np.ndarray]) -> str:
+    """The best taught student at each number of labels, and whether all seeds agree."""
+    alone, *taught = runs
+    told = []
+    for i, labels in enumerate(num_labels):
+        best = max(taught, key=lambda name: np.median(runs[name][:, i]))
+        pair = [runs[name][:, i] for name in (alone, best)]
+        by = np.median(pair[1]) - np.median(pair[0])
+        apart = "every run above every run" if pair[1].min() > pair[0].max() else "ranges overlap"
+        told.append(
+            f"{labels:,} labels {np.median(pair[0]):.1f}% {alone}, {np.median(pair[1]):.1f}% with "
+            f"{best} ({by:+.1f} points, {apart})"
+        )
+    return f"Median accuracies: {'; '.join(told)}."
+
+
+def gradient_size_figure(
+    temperatures: Sequence[float], sizes: Mapping[str, Sequence[float]], title: str = ""
+) -> Figure:
+    """The size of the soft loss's gradient against the temperature, a line for each way."""
+    told = [
+        f"{name} {percent(line[-1] / line[0])} of its size at T = {temperatures[0]:g}"
+        for name, line in sizes.items()
+    ]
+    return curves_figure(
+        {name: (temperatures, line) for name, line in sizes.items()},
+        f"At T = {temperatures[-1]:g} the gradient has {'; '.join(told)}.",
+        title=title or "The gradient of soft targets",
+        x_label="temperature T",
+        y_label="size of the gradient",
+        x_scale="log2",
+        y_scale="log",
+        markers=True,
+    )
