@@ -88,10 +88,10 @@ _Sections = tuple[dict[str, bytes], dict[str, object]]  # the data; what the hea
 def gaps_of(mask: Tensor, gap_bits: int) -> list[int]:
     """The gaps of a mask: zeros before each 1; 2^gap_bits - 1 means so many zeros and no 1.
 
-    Zeros after the last 1 are not written. **Raises** ValueError for less than 1 bit.
+    Zeros after the last 1 are not written. **Raises** ValueError for less than 1 bit or over 16.
     """
-    if gap_bits < 1:
-        raise ValueError(f"{gap_bits} bits for a gap: at least 1")
+    if not 1 <= gap_bits <= 16:
+        raise ValueError(f"{gap_bits} bits for a gap: from 1 to 16")
     longest = 2**gap_bits - 1
     places = mask.flatten().nonzero().flatten().tolist()
     gaps: list[int] = []
@@ -138,11 +138,18 @@ def save(
 
 
 def load(path: str | Path) -> dict[str, Tensor]:
-    """The full tensors of a file that `save` has written: a state dict."""
+    """The full tensors of a file that `save` has written: a state dict.
+
+    **Raises** ValueError for a file that is shorter or longer than its header says.
+    """
     data = Path(path).read_bytes()
     start = 4 + int.from_bytes(data[:4], "little")
+    header = json.loads(data[4:start])
+    total = start + sum(sum(entry["sections"].values()) for entry in header)
+    if len(data) != total:
+        raise ValueError(f"the file has {len(data)} bytes; its header says {total}")
     tensors = {}
-    for entry in json.loads(data[4:start]):
+    for entry in header:
         sections = {}
         for section, size in entry["sections"].items():
             sections[section], start = data[start : start + size], start + size
@@ -199,7 +206,7 @@ def _decoded(sections: dict[str, bytes], name: str, bits: int, count: int) -> li
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().numpy().tobytes()
+    return tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def _floats(data: bytes) -> Tensor:
@@ -209,8 +216,10 @@ def _floats(data: bytes) -> Tensor:
 def _tensor(sections: dict[str, bytes], entry: dict) -> Tensor:
     shape = tuple(entry["shape"])
     if "dtype" in entry:
-        array = np.frombuffer(sections["values"], entry["dtype"]).reshape(shape)
-        return torch.from_numpy(array.copy())
+        tensor = torch.empty(shape, dtype=getattr(torch, entry["dtype"]))
+        stored = np.frombuffer(sections["values"], np.uint8).copy()
+        tensor.view(-1).view(torch.uint8).copy_(torch.from_numpy(stored))
+        return tensor
     if "bits" in entry:
         bits, count = entry["bits"], int(np.prod(shape))
         numbers = torch.tensor(huffman.unpack_fixed(sections["integers"], bits, count))

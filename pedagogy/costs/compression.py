@@ -23,7 +23,8 @@ What training holds
 `training_bytes` counts what stays from step to step, with Adam in fp32, and the gradients. Masks
 come on top; latent weights stay behind quantised and binary ones; shared weights leave their old
 tensor (4 bytes) and an int64 index (8) for each weight, and only the codebook has gradient and
-moments. During a step, shared, quantised and binary layers make the full weight again.
+moments. During a step shared, quantised and binary layers make the full weight again, and its
+gradient: at its peak a step holds about as much as that of the full network, or more.
 
 Sources: Han et al. 2015 and 2016 (Deep Compression), Li et al. 2017, Rastegari et al. 2016.
 """
@@ -33,6 +34,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
+
+from pedagogy.costs.published import quantity, table
 
 
 class Layer(NamedTuple):
@@ -135,6 +138,37 @@ def total_rate(layers: Sequence[Layer], rates: Sequence[float]) -> float:
     return kept / sum(layer.weights for layer in layers)
 
 
+class Rate(NamedTuple):
+    """What a layer keeps of its size: as printed, by the formula, and with random fillers."""
+
+    layer: str
+    weights: int
+    printed: float
+    derived: float
+    with_fillers: float
+
+
+def deep_compression(number: int) -> list[Rate]:
+    """Table 2, 3, 4 or 5 (column P+Q) of Deep Compression again, layer by layer.
+
+    Each filler takes a value and a gap, as in the paper. The share of kept weights is printed in
+    whole percents: 4 % may be an eighth more or less. **Raises** ValueError for another table.
+    """
+    if number not in NETWORKS:
+        raise ValueError(f"table {number}: choose one of {', '.join(map(str, NETWORKS))}")
+    *rows, _ = [row for row in table("deepcompression_layers").rows if row["table"] == number]
+    rates = []
+    for layer, row in zip(NETWORKS[number], rows, strict=True):
+        kept, gap_bits = quantity(row["pct_kept_P"]), row["ibits_PQ"]
+        derived, filled = (
+            layer_rate(kept * (1 + fillers), row["wbits_PQ"], gap_bits, layer.weights)
+            for fillers in (0, fillers_per_weight(kept, gap_bits))
+        )
+        printed = quantity(row["rate_PQ"])
+        rates.append(Rate(row["layer"], layer.weights, printed, derived, filled))
+    return rates
+
+
 def kept_flops(weights_kept: Sequence[float], activations: Sequence[float]) -> list[float]:
     """The share of each layer's FLOPs where weight and input are both other than zero.
 
@@ -171,7 +205,7 @@ def xnor_speedup(channels: int, kernel: int, bits_at_once: int = 64) -> float:
 
 
 # bytes a compressed weight: parameter (or latent), gradient, moments, masks and indices
-_WAYS = {
+WAYS = {
     "full": (4, 4, 8, 0),
     "pruned": (4, 4, 8, 4),
     "shared": (4, 0, 0, 8),
@@ -191,9 +225,9 @@ def training_bytes(
     Channels and low rank are "full" with fewer weights.
     **Raises** ValueError for another way.
     """
-    if way not in _WAYS:
-        raise ValueError(f"no way {way!r}: choose one of {', '.join(_WAYS)}")
-    parameter, gradient, moments, masks = (size * num_weights for size in _WAYS[way])
+    if way not in WAYS:
+        raise ValueError(f"no way {way!r}: choose one of {', '.join(WAYS)}")
+    parameter, gradient, moments, masks = (size * num_weights for size in WAYS[way])
     trained = num_others + num_values
     return {
         "parameters": parameter + 4 * trained,

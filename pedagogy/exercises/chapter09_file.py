@@ -40,7 +40,9 @@ def decompress(codebook: Tensor, bits: str, gap_bits: int, n: int) -> Tensor:
             continue
         index, start = _number(bits, start, index_bits)
         if place >= n or index >= len(codebook):
-            raise ValueError(f"at bit {start} stands value {index} at place {place}, of {n}")
+            raise ValueError(
+                f"before bit {start}: value {index} of {len(codebook)}, at place {place} of {n}"
+            )
         weight[place] = codebook[index]
         place += 1
     return weight
@@ -120,7 +122,9 @@ MISTAKES = [
         "bits, and one value none.",
     ),
     (
-        partial(_written, rest=lambda zeros, gap_bits: ["1" * gap_bits] * (zeros >> gap_bits)),
+        partial(
+            _written, rest=lambda zeros, gap_bits: ["1" * gap_bits] * (zeros // (2**gap_bits - 1))
+        ),
         "Zeros after the last weight are written. The reader knows n, and fills up.",
     ),
     (
@@ -158,7 +162,7 @@ def _read(function: Callable, weight: Tensor, *others: float) -> dict | None:
     try:
         back = decompress(codebook, bits, others[-1], len(weight))
     except ValueError as error:
-        back = f"not possible: {error}"
+        raise Refused(f"the bits cannot be read: {error}") from error
     return {"what is read back": back, "the number of bits": len(bits)}
 
 

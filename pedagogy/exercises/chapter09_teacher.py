@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pedagogy.exercises.attempt import Refused
 from pedagogy.exercises.engine import Exercise
 from pedagogy.exercises.registry import register
 
@@ -96,11 +97,15 @@ CASES = {
 }
 
 
-def _loss_and_gradients(function: Callable, student: Tensor, teacher: Tensor, *others) -> dict:
+def _loss_and_gradients(
+    function: Callable, student: Tensor, teacher: Tensor, *others
+) -> dict | None:
     student, teacher = student.clone().requires_grad_(), teacher.clone().requires_grad_()
     loss = function(student, teacher, *others)
     if loss is None:
         return None
+    if not isinstance(loss, Tensor) or not loss.requires_grad or loss.dim():
+        raise Refused("a scalar tensor was asked for that has a gradient for the student's logits")
     loss.backward()
     reached = teacher.grad is not None and bool(teacher.grad.any())
     return {

@@ -1,4 +1,4 @@
-"""Weights and what is left of them; errors; what a teacher adds.
+"""Weights and what is left of them; errors.
 
 How to read the first
 ---------------------
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from pedagogy.plots import style
-from pedagogy.plots.curves import curves_figure, draw_curves, name_curves, plain_log
+from pedagogy.plots.curves import draw_curves, name_curves, plain_log
 from pedagogy.plots.lanes import add_boxes
 from pedagogy.plots.moe import numbers
 from pedagogy.plots.precision import percent
@@ -35,39 +35,43 @@ KEPT, REMOVED = ("#0072B2", ""), ("#F6D27A", "///")
 
 def weight_histogram_figure(
     weights: Mapping[str, Tensor],
-    threshold: float | None = None,
+    thresholds: Mapping[str, float] | None = None,
     values: Mapping[str, Tensor] | None = None,
-    title: str = "",
+    title: str = "Weights by value",
 ) -> Figure:
-    """Histograms of weights, a panel for each name, over the same axes.
+    """Histograms of weights, a panel for each name, over the same bins.
 
-    `threshold`: weights below this magnitude are hatched. `values`: by name, what a panel's weights
-    may be. **Raises** ValueError without a weight, or for values that no panel has.
+    By name: `thresholds`, weights below this magnitude are hatched; `values`, what the weights may
+    be, and such a panel has a scale of its own for its counts.
+    **Raises** ValueError without a weight, or for a threshold or values that no panel has.
     """
-    values = values or {}
-    if not weights or set(values) - set(weights):
-        raise ValueError(f"values {list(values)} for weights {list(weights)}: one weight at least")
+    thresholds, values = thresholds or {}, values or {}
+    if not weights or {*thresholds, *values} - set(weights):
+        named = list(dict.fromkeys([*thresholds, *values]))
+        raise ValueError(f"thresholds or values of {named}, but weights of {list(weights)}")
     figure = style.new_figure(style.WIDTH, 3.5)
     room = (style.WIDTH - 0.8) / len(weights)
     bins = bins_of(weights.values())
-    axes: list[Axes] = []
+    first: Axes | None = None
     for i, (name, weight) in enumerate(weights.items()):
-        shared = {"sharey": axes[0]} if axes else {}
-        ax = style.add_axes(figure, 0.8 + i * room, 0.62, room - 0.3, 2.2, **shared)
-        draw_weights(ax, weight, bins, threshold, values.get(name))
+        own = first is None or name in values
+        shared = {} if own else {"sharey": first}
+        ax = style.add_axes(figure, 0.8 + i * room, 0.62, room - 0.5, 2.2, **shared)
+        first = first or ax
+        draw_weights(ax, weight, bins, thresholds.get(name), values.get(name))
         with style.styled():
             ax.set_title(name, fontsize=10)
             ax.set_xlabel("weight")
-            if axes:
-                ax.tick_params(labelleft=False)
-            else:
-                ax.set_ylabel("weights, zeros left out")
-        axes.append(ax)
-    axes[0].set_ylim(0, max(ax.dataLim.y1 for ax in axes) * 1.22)
+            ax.set_ylabel("" if i else "weights, zeros left out")
+            ax.tick_params(labelleft=own)
+            if own:
+                ax.set_ylim(0, 1.08 * ax.dataLim.y1)
     with style.styled():
-        look = {"fontsize": 12, "fontweight": "bold", "gid": "title"}
-        figure.text(0.012, 0.93, title or "Weights by value", **look)
-    told = [weights_text(name, one, threshold, values.get(name)) for name, one in weights.items()]
+        figure.text(0.012, 0.93, title, fontsize=12, fontweight="bold", gid="title")
+    told = [
+        weights_text(name, one, thresholds.get(name), values.get(name))
+        for name, one in weights.items()
+    ]
     return style.finding(figure, "; ".join(told) + ".")
 
 
@@ -109,15 +113,16 @@ def draw_weights(
                 ax.axvline(end, gid="threshold", **look)
         if values is not None:
             look = {"linestyle": "", "marker": "|", "markersize": 9, "color": style.ACCENT}
-            shown = numbers(values).ravel()
+            shown = np.clip(numbers(values).ravel(), bins[0], bins[-1])
             at = ax.get_xaxis_transform()
             ax.plot(shown, [0.0] * len(shown), transform=at, clip_on=False, gid="values", **look)
         ax.set_xlim(bins[0], bins[-1])
         ax.grid(axis="y")
         ax.yaxis.set_major_locator(MaxNLocator(4))
-        text = f"{percent(zero.mean())} are zero"
-        look = {"ha": "right", "va": "top", "fontsize": 9, "gid": "zeros"}
-        ax.text(0.99, 0.98, text, transform=ax.transAxes, **look)
+        if zero.any():
+            look = {"ha": "right", "va": "bottom", "fontsize": 9, "gid": "zeros"}
+            text = f"{percent(zero.mean())} are zero"
+            ax.text(1, 1.02, text, transform=ax.transAxes, **look)
 
 
 def _bar(left: float, right: float, low: float, high: float) -> list[tuple[float, float]]:
@@ -141,7 +146,7 @@ def error_figure(
     by_bits: Mapping[str, Curve],
     by_rank: Mapping[str, Curve],
     break_even: Mapping[str, int] | None = None,
-    title: str = "",
+    title: str = "What fewer bits and a lower rank cost",
 ) -> Figure:
     """Relative errors: left against bits, logarithmic, right against the rank, with its break-even.
 
@@ -154,7 +159,7 @@ def error_figure(
         raise ValueError(f"bits {list(by_bits)}, ranks {list(by_rank)}, {list(break_even)}")
     figure = style.new_figure(style.WIDTH, 3.7)
     left = style.add_axes(figure, 0.8, 0.62, 3.0, 2.45)
-    right = style.add_axes(figure, 5.55, 0.62, 3.05, 2.45)
+    right = style.add_axes(figure, 5.5, 0.62, 2.75, 2.45)
     with style.styled():
         plain_log(left.yaxis)
         gaps = {name: (x, [one or np.nan for one in y]) for name, (x, y) in by_bits.items()}
@@ -163,15 +168,17 @@ def error_figure(
         left.xaxis.set_major_locator(MaxNLocator(integer=True))
         left.set(xlabel="bits for each weight", ylabel="relative error")
         right.set(xlabel="rank (dashed: break-even)", ylim=(0, 1.02))
-        for line in list(right.get_lines()):
-            if line.get_label() in break_even:
-                rank = break_even[line.get_label()]
-                look = {"linewidth": 1.2, "linestyle": (0, (4, 2)), "gid": "break-even"}
-                right.axvline(rank, color=line.get_color(), label="_", **look)
-        for ax in (left, right):
-            name_curves(ax)
-        look = {"fontsize": 12, "fontweight": "bold", "gid": "title"}
-        figure.text(0.012, 0.93, title or "What fewer bits and a lower rank cost", **look)
+        handles = right.get_lines()
+        texts = [line.get_label() for line in handles]
+        for line, name in zip(handles, texts, strict=True):
+            if name in break_even:
+                look = {"linewidth": 1.2, "linestyle": (0, (4, 2)), "gid": f"break-even of {name}"}
+                right.axvline(break_even[name], color=line.get_color(), label="_", **look)
+        told = [f"{name}, {break_even[name]}" if name in break_even else name for name in texts]
+        place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.03), "handlelength": 3}
+        right.legend(handles, told, title="and break-even" if break_even else None, **place)
+        name_curves(left)
+        figure.text(0.012, 0.93, title, fontsize=12, fontweight="bold", gid="title")
     return style.finding(figure, _error_finding(by_bits, by_rank, break_even))
 
 
@@ -183,61 +190,3 @@ def _error_finding(by_bits: Mapping, by_rank: Mapping, break_even: Mapping[str, 
         ranks, errors = by_rank[name]
         told.append(f"{name} {np.interp(rank, ranks, errors):.2g} at its break-even rank {rank}")
     return f"Relative errors: {'; '.join(told)}."
-
-
-def distillation_figure(
-    num_labels: Sequence[int], accuracies: Mapping[str, Sequence], title: str = ""
-) -> Figure:
-    """Accuracy of a student against the number of labelled examples: medians, and all seeds' range.
-
-    **Shapes** each (seeds, labels), from 0 to 1; the first name is the student without a teacher.
-    """
-    runs = {name: 100 * np.atleast_2d(numbers(one)) for name, one in accuracies.items()}
-    figure = curves_figure(
-        {name: (num_labels, one) for name, one in runs.items()},
-        _distillation_finding(num_labels, runs),
-        title=title or "A student alone, and with a teacher",
-        x_label="labelled examples",
-        y_label="accuracy (%)",
-        x_scale="log",
-        markers=True,
-    )
-    with style.styled():
-        figure.axes[0].xaxis.set_major_locator(FixedLocator(list(num_labels)))
-    return figure
-
-
-def _distillation_finding(num_labels: Sequence[int], runs: Mapping[str, np.ndarray]) -> str:
-    """The best taught student at each number of labels, and whether all seeds agree."""
-    alone, *taught = runs
-    told = []
-    for i, labels in enumerate(num_labels):
-        best = max(taught, key=lambda name: np.median(runs[name][:, i]))
-        pair = [runs[name][:, i] for name in (alone, best)]
-        by = np.median(pair[1]) - np.median(pair[0])
-        apart = "every run above every run" if pair[1].min() > pair[0].max() else "ranges overlap"
-        told.append(
-            f"{labels:,} labels {np.median(pair[0]):.1f}% {alone}, {np.median(pair[1]):.1f}% with "
-            f"{best} ({by:+.1f} points, {apart})"
-        )
-    return f"Median accuracies: {'; '.join(told)}."
-
-
-def gradient_size_figure(
-    temperatures: Sequence[float], sizes: Mapping[str, Sequence[float]], title: str = ""
-) -> Figure:
-    """The size of the soft loss's gradient against the temperature, a line for each way."""
-    told = [
-        f"{name} {percent(line[-1] / line[0])} of its size at T = {temperatures[0]:g}"
-        for name, line in sizes.items()
-    ]
-    return curves_figure(
-        {name: (temperatures, line) for name, line in sizes.items()},
-        f"At T = {temperatures[-1]:g} the gradient has {'; '.join(told)}.",
-        title=title or "The gradient of soft targets",
-        x_label="temperature T",
-        y_label="size of the gradient",
-        x_scale="log2",
-        y_scale="log",
-        markers=True,
-    )

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from pedagogy.plots import style
 from pedagogy.plots.labels import width_points
-from pedagogy.plots.legend import draw_legend
+from pedagogy.plots.legend import draw_legend, legend_inches
 from pedagogy.plots.memory import byte_axis, draw_memory_bars, memory_patch
 from pedagogy.plots.precision import percent
-from pedagogy.plots.stacked import stacked_figure
+from pedagogy.plots.stacked import draw_stacked, stacked_legend
 from pedagogy.plots.strips import in_order
 
 ROW = 0.4
@@ -22,19 +22,34 @@ SAME = 1.005  # up to here training holds "no more" than without
 
 
 def file_sections_figure(
-    stages: Mapping[str, Mapping[str, float]], title: str = "Bytes of the file"
+    stages: Mapping[str, Mapping[str, float]], title: str = "Bytes of the file, by section"
 ) -> Figure:
     """Bytes by section, a stacked bar for each stage, e.g. {"dense": {"values": 202_440}, ...}.
 
-    The first stage is what the others are compared with.
+    The first stage is what the others are compared with. Where it is far longer than they are, it
+    runs out of the picture; its total is written all the same.
+    **Raises** ValueError for fewer than two stages.
     """
+    if len(stages) < 2:
+        raise ValueError(f"stages {list(stages)}: at least 2, the first one to compare with")
     (first, whole), *others = [(name, sum(bar.values())) for name, bar in stages.items()]
-    last = stages[others[-1][0]] if others else stages[first]
     told = [f"{first} {style.bytes_text(whole)}"]
     told += [f"{name} {style.bytes_text(n)} ({whole / n:.1f} times smaller)" for name, n in others]
-    parts = ", ".join(f"{name} {percent(n / sum(last.values()))}" for name, n in last.items())
-    finding = f"{'; '.join(told)}. The last is {parts}."
-    return stacked_figure(stages, finding, title=title)
+    last, size = stages[others[-1][0]], others[-1][1]
+    parts = ", ".join(f"{name} {percent(n / size)}" for name, n in last.items() if n)
+    end = min(1.3 * max(n for _, n in others), 1.3 * whole)
+    entries, rows = stacked_legend(stages), 0.42 * len(stages)
+    height = rows + legend_inches(entries) + 1.15
+    figure = style.new_figure(style.WIDTH, height)
+    left = 0.3 + max(width_points(name, 8.6) for name in stages) / 72
+    ax = style.add_axes(figure, left, 0.6, style.WIDTH - left - 0.2, rows)
+    draw_stacked(ax, stages, end=end)
+    with style.styled():
+        figure.text(0.012, 1 - 0.26 / height, title, fontsize=12, fontweight="bold", gid="title")
+        draw_legend(figure, entries, "upper left", (0.15, height - 0.4))
+        cut = f" ({first} is longer than the picture)" if whole > end else ""
+        ax.set_xlabel(f"bytes{cut}")
+    return style.finding(figure, f"{'; '.join(told)}; the last is {parts}.")
 
 
 def training_bytes_figure(

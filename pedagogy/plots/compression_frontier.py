@@ -13,6 +13,7 @@ mark. The accuracy axis is stretched towards 100 %: from 98 to 99 % is half of t
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,7 @@ def frontier_figure(
         for ax, cost in ((left, "file_bytes"), (right, "flops")):
             _draw(ax, points, methods, networks, cost)
         ends = [_shown(one) for point in points for one in point.accuracies]
-        left.set_ylim(min(ends) * 0.93, 1 - 0.7 * (1 - max(ends)))
+        left.set_ylim(min(ends) * 0.9, 1 - 0.7 * (1 - max(ends)))
         left.set_ylabel("accuracy (mean; bar: all seeds)")
         right.tick_params(labelleft=False)
         figure.text(0.012, 1 - 0.28 / height, title, fontsize=12, fontweight="bold", gid="title")
@@ -102,8 +103,9 @@ def _draw(
     same = {p.method: None for p in points if p.flops == _full(p, points).flops}
     same = ", ".join(method for method in same if method != FULL)
     if cost == "flops" and same:
-        note = {"fontsize": 8.5, "color": style.MUTED, "va": "bottom", "wrap": True}
-        text = f"as many FLOPs as the full net:\n{same}"
+        box = {"facecolor": style.PAPER, "edgecolor": "none", "pad": 2}
+        note = {"fontsize": 8.5, "color": style.MUTED, "va": "bottom", "bbox": box, "zorder": 5}
+        text = "\n".join(textwrap.wrap(f"as many FLOPs as the full net: {same}", 48))
         ax.text(0.02, 0.02, text, transform=ax.transAxes, gid="same FLOPs", **note)
 
 
@@ -161,7 +163,7 @@ def _write_settings(ax: Axes, points: Iterable[Point], cost: str) -> None:
     scale = 72 / ax.get_figure().dpi
     frame = tuple(end * scale for end in ax.bbox.extents)
     taken = []  # by marks, and by what is written
-    for line in ax.get_lines():
+    for line in (one for one in ax.get_lines() if one.get_marker() != "None"):
         for x, y in ax.transData.transform(line.get_xydata()) * scale:
             taken.append((x - 4, y - 4, x + 4, y + 4))
     for point in points:
@@ -195,17 +197,17 @@ def _overlap(one: Box, other: Box) -> bool:
 
 def frontier_text(points: Sequence[Point]) -> str:
     """For each full net, what is as accurate with the smallest file and with the fewest FLOPs."""
-    told = []
+    sentences = []
     for full in (point for point in points if point.method == FULL):
         level = float(np.mean(full.accuracies))
         mine = [p for p in points if p.network == full.network and p.method != FULL]
         near = [p for p in mine if np.mean(p.accuracies) >= level - CLOSE]
-        told.append(
-            f"The full {full.network} has {level:.1%} in {style.bytes_text(full.file_bytes)}"
-        )
+        told = [f"The full {full.network} has {level:.1%}, {style.bytes_text(full.file_bytes)}"]
         for what, cost in (("smallest file", "file_bytes"), ("fewest FLOPs", "flops")):
-            best = min(near, key=lambda point: getattr(point, cost), default=full)
-            times = getattr(full, cost) / getattr(best, cost)
-            named = f"{best.method}, {best.setting}, {np.mean(best.accuracies):.1%}"
-            told.append(f"{what} within a point of it: {named}, {times:.1f} times less")
-    return "; ".join(told) + "."
+            if near:
+                best = min(near, key=lambda point: getattr(point, cost))
+                times = getattr(full, cost) / getattr(best, cost)
+                named = f"{best.method}, {best.setting}, {np.mean(best.accuracies):.1%}"
+                told.append(f"{what} within a point of it: {named}, {times:.1f} times less")
+        sentences.append("; ".join(told if near else [*told, "nothing else is within a point"]))
+    return ". ".join(sentences) + "."

@@ -17,6 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from pedagogy.optimizers.adam8bit import code_values
 from pedagogy.plots import style
@@ -166,6 +167,8 @@ def draw_second_moment(ax: Axes, true: Tensor, estimate: Tensor) -> None:
         line = {"color": style.ACCENT, "linewidth": 1.4, "linestyle": (0, (4, 2)), "zorder": 3}
         ax.plot(ends, ends, gid="equal", **line)
         ax.set(xlim=ends, ylim=ends, xlabel="true second moment, power of 10")
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(MaxNLocator(6, integer=True))
         ax.grid(True)
 
 
@@ -203,7 +206,7 @@ def code_values_figure(title: str = "What eight bits can say") -> Figure:
     sizes = np.geomspace(1e-6, 1, 400)
     with style.styled():
         for row, (name, code) in enumerate(codes().items()):
-            look = {"linestyle": "", "marker": "|", "markersize": 26, "markeredgewidth": 0.6}
+            look = {"linestyle": "", "marker": "|", "markersize": 26, "markeredgewidth": 0.4}
             left.plot(code, [row] * len(code), gid=name, color=style.SERIES[row], **look)
         left.set_yticks(range(len(codes())), list(codes()))
         left.tick_params(axis="y", length=0)

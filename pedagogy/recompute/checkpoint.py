@@ -71,7 +71,8 @@ def checkpoint(function: Callable[..., Any], *inputs: Any) -> Any:
     Outputs and gradients are those of the plain call, to the bit where the arithmetic is the same;
     the stream of random numbers is left as if nothing ran twice.
     **Memory** the tensors among the inputs; in backward, everything that the function saves.
-    **Raises** RuntimeError where the second run saves other tensors than the first.
+    **Raises** RuntimeError where the second run saves other tensors than the first, or changes one
+    in place after it was saved.
     Source: Chen et al. 2016, section 3.
     """
     if not torch.is_grad_enabled():
@@ -89,6 +90,7 @@ class _Run:
         self.again = _RunAgain(inputs)
         self.shapes: list[torch.Size] = []  # of what the first run saved
         self.saved: dict[int, Tensor] = {}  # by number; handed out once
+        self.changed: set[int] = set()  # in place, after they were saved
 
     def drop(self, tensor: Tensor) -> int:
         """Called for each tensor that is saved: keeps its number only."""
@@ -99,23 +101,26 @@ class _Run:
         """Called when backward needs it."""
         if number not in self.saved:
             self._recompute()
+        if number in self.changed:
+            raise RuntimeError("a tensor was changed in place after autograd had saved it")
         return self.saved.pop(number)
 
     def _recompute(self) -> None:
         found: list[Tensor] = []
+        versions: list[int] = []
 
         def collect(tensor: Tensor) -> int:
             found.append(tensor.detach())
+            versions.append(tensor._version)
             if len(found) == len(self.shapes):
                 raise _AllFound
             return len(found)  # not the tensor: its graph would hold it, and it its graph
 
-        with (
-            suppress(_AllFound),
-            self.again.as_before() as inputs,
-            saved_tensors_hooks(collect, lambda tensor: tensor),
-        ):
-            self.function(*inputs)
+        with self.again.as_before() as inputs:
+            with suppress(_AllFound), saved_tensors_hooks(collect, lambda tensor: tensor):
+                self.function(*inputs)
+            seen = zip(found, versions, strict=True)
+            self.changed = {n for n, (tensor, was) in enumerate(seen) if tensor._version != was}
         if [tensor.shape for tensor in found] != self.shapes:
             raise RuntimeError(
                 f"the function saved {len(self.shapes)} tensors at first and {len(found)} when it "

@@ -20,6 +20,7 @@ the peak is over the budget:
                                 first
     [2] the best price          then each step drops or swaps (or takes back) what saves most bytes
                                 for each second that it adds, by the replay of `predict`
+    [3] second thoughts         what later steps made needless is taken back, if it costs something
 
 Free time of a tensor: from the end of its copy out to the last moment when its copy back can start.
 
@@ -114,7 +115,7 @@ def swap_or_recompute(profile: Profile, budget: int, link_bandwidth: float) -> D
                 f"and no other tensor helps"
             )
         chosen = best
-    return chosen
+    return _without_needless(profile, chosen, budget, link_bandwidth)
 
 
 def recompute_seconds(profile: Profile, key: Key) -> float:
@@ -125,6 +126,18 @@ def recompute_seconds(profile: Profile, key: Key) -> float:
 def _decided(profile: Profile, actions: Mapping[Key, str], bandwidth: float) -> Decision:
     calls = _calls(profile, actions, bandwidth)
     return Decision(actions, calls, predict(profile, actions, bandwidth, calls))
+
+
+def _without_needless(
+    profile: Profile, chosen: Decision, budget: int, bandwidth: float
+) -> Decision:
+    """[3] What can be kept after all."""
+    for key in list(chosen.actions):
+        fewer = {k: action for k, action in chosen.actions.items() if k != key}
+        trial = _decided(profile, fewer, bandwidth)
+        if trial.prediction.peak <= budget and trial.prediction.seconds < chosen.prediction.seconds:
+            chosen = trial
+    return chosen
 
 
 def _movable(profile: Profile) -> dict[Key, int]:

@@ -123,6 +123,16 @@ class Made:
         """Whether it can be made again."""
         return self.op.repeats(self.key[1])
 
+    def lineage(self) -> list[Op]:
+        """The operations that would run to make it, if what is saved by now were there."""
+        ops, waiting = {self.op.number: self.op}, [self]
+        while waiting:
+            for x in waiting.pop().inputs:
+                if not x.made.action and x.made.op.number not in ops:
+                    ops[x.made.op.number] = x.made.op
+                    waiting.append(x.made)
+        return list(ops.values())
+
     @property
     def is_there(self) -> bool:
         """On the device, or in host memory."""

@@ -2,7 +2,9 @@
 
 Both replay profiles that were measured before: a move of a control predicts, it runs nothing. The
 link is given in proportion to the workload, as how often it could carry all that is saved (one way)
-while an iteration lasts; so the same setting means the same on every machine.
+while an iteration lasts; so the same setting means the same on every machine. "swap or recompute"
+may think for half a second about a model of two layers: budget and link act on release, and nothing
+is decided twice.
 
     keep everything     nothing is dropped
     speed, memory, cost SuperNeurons' policies, on the model's segments
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import ipywidgets
 from matplotlib.figure import Figure
 
 from pedagogy.plots import style
@@ -86,6 +89,12 @@ def _remembering(profiles: Mapping[str, Profile]) -> Decide:
     return decide
 
 
+def _on_release(options: list, default: float) -> ipywidgets.SelectionSlider:
+    slider = choice(options, default)
+    slider.continuous_update = False
+    return slider
+
+
 def _check(profiles: Mapping[str, Profile]) -> None:
     if not profiles:
         raise ValueError("0 profiles were given: an explorer needs 1 or more")
@@ -123,8 +132,8 @@ def policy_explorer(profiles: Mapping[str, Profile]) -> Explorer:
     return Explorer(
         render_policies,
         model=menu(models, models[0]),
-        budget=choice(BUDGETS, 0.7),
-        link=choice(LINKS, 2),
+        budget=_on_release(BUDGETS, 0.7),
+        link=_on_release(LINKS, 2),
         try_this=(
             Try(
                 "a fast link",
@@ -195,8 +204,8 @@ def lifetime_explorer(profiles: Mapping[str, Profile]) -> Explorer:
         render_lifetimes,
         model=menu(models, models[0]),
         policy=menu(list(POLICIES), "speed"),
-        budget=choice(BUDGETS, 0.7),
-        link=choice(LINKS, 8),
+        budget=_on_release(BUDGETS, 0.7),
+        link=_on_release(LINKS, 8),
         try_this=(
             Try(
                 "keep everything",

@@ -1,4 +1,4 @@
-"""The rows of chapters 05 and 06 compare the same training, done by ours and by torch's."""
+"""The rows of chapters 05, 06, 08 and 10 compare the same training, done by ours and by torch's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import cloudpickle
 import pytest
 import torch
 
-from pedagogy.cli import bench, rows_accumulation, rows_precision
+from pedagogy.cli import (
+    bench,
+    rows_accumulation,
+    rows_optimizers,
+    rows_precision,
+    rows_recompute,
+)
 from pedagogy.ranks import launch
 from pedagogy.workloads import gpt
 
@@ -39,7 +45,10 @@ def weights_of_both_sides(group, rows):
     return [[parameter.detach() for parameter in model.parameters()] for model in made]
 
 
-@pytest.mark.parametrize("rows", [rows_precision, rows_accumulation])
+ROWS = [rows_precision, rows_accumulation, rows_recompute, rows_optimizers]
+
+
+@pytest.mark.parametrize("rows", ROWS)
 def test_both_sides_of_a_row_train_the_same_weights(rows):
     for ours, twins, before in launch(weights_of_both_sides, rows.ROWS[0].world_size, rows):
         torch.testing.assert_close(ours, twins, rtol=1e-5, atol=1e-7)
@@ -48,5 +57,5 @@ def test_both_sides_of_a_row_train_the_same_weights(rows):
 
 
 def test_the_rows_can_be_asked_for_by_name():
-    names = ["loss_scaler_step", "accumulation_window"]
+    names = ["loss_scaler_step", "accumulation_window", "checkpoint_step", "adafactor_step"]
     assert [row.name for row in bench.rows(names)] == names

@@ -65,7 +65,7 @@ def check_chain(prune, fraction, **settings):
 @pytest.mark.parametrize("fraction", [0, 0.3, 0.5, 5 / 6])
 @pytest.mark.parametrize(
     ("following", "with_norm", "bias"),
-    itertools.product(FOLLOWING, (True, False), (True, False)),
+    list(itertools.product(FOLLOWING, (True, False), (True, False))),
 )
 def test_the_shrunk_chain_is_the_full_one_with_channels_at_zero(
     following, with_norm, bias, fraction

@@ -95,6 +95,12 @@ def test_every_control_of_the_lifetimes_can_be_moved_over_its_whole_range(lifeti
     assert_three_trials_draw(lifetimes)
 
 
+def test_what_takes_long_acts_on_release(policies, lifetimes):
+    for explorer in (policies, lifetimes):
+        for name in ("budget", "link"):
+            assert explorer.controls[name].continuous_update is False
+
+
 def test_each_policy_is_the_chapters_own(profiles):
     watched, bandwidth = profiles["ConvNet"], link_bandwidth(profiles["ConvNet"], 4)
     saved = sum(one.nbytes for one in watched.saved.values())
