@@ -66,19 +66,32 @@ def train(
     steps: int,
     seed: int = 0,
     watch: Callable[[nn.Module], None] = lambda model: None,
+    device: str = "cpu",
 ) -> Trained:
     """The small GPT after `steps` updates; `watch(model)` is called before each of them."""
     torch.manual_seed(seed)
-    model = GPT(**SIZES)
+    model = GPT(**SIZES).to(device)
     optimizer, losses = make(model.parameters()), []
     for step in range(steps):
-        loss = model.loss(*text_batch(BATCH, SIZES["sequence"], seed=seed, step=step))
+        batch = text_batch(BATCH, SIZES["sequence"], seed=seed, step=step)
+        loss = model.loss(*(part.to(device) for part in batch))
         loss.backward()
         watch(model)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
     return Trained(torch.stack(losses), model, optimizer)
+
+
+def same_weights(mine: Trained, right: Trained, tolerance: float = 1e-5) -> bool:
+    """Whether all weights agree, the keys' biases left out.
+
+    Softmax cancels a key's bias, so its gradient is rounding alone, and an optimizer that divides
+    by a gradient's size makes whole steps of that.
+    """
+    pairs = zip(mine.model.named_parameters(), right.model.parameters(), strict=True)
+    gaps = [(a - b).abs().max() for (name, a), b in pairs if not name.endswith("key.bias")]
+    return bool(max(gaps) <= tolerance)
 
 
 def record_gradients(steps: int = 60) -> dict[str, list[Tensor]]:

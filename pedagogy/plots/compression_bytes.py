@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pedagogy.plots import style
@@ -18,7 +19,7 @@ from pedagogy.plots.stacked import draw_stacked, stacked_legend
 from pedagogy.plots.strips import in_order
 
 ROW = 0.4
-SAME = 1.005  # up to here training holds "no more" than without
+LOOKS = {"masks and indices": "buffers", "teacher": "other"}  # kinds that look like others
 
 
 def file_sections_figure(
@@ -58,7 +59,8 @@ def training_bytes_figure(
 ) -> Figure:
     """Left bytes by kind while training, right the file's: {method: ({kind: bytes}, file bytes)}.
 
-    The first method is what the others are compared with.
+    The first method is what the others are compared with. Masks, indices and codebooks that are no
+    parameters have the look of buffers, and a teacher that of other tensors.
     """
     rows, height = ROW * len(methods), ROW * len(methods) + 1.35
     figure = style.new_figure(style.WIDTH, height)
@@ -66,28 +68,34 @@ def training_bytes_figure(
     wide = 0.6 * (style.WIDTH - left - 0.9)
     training = style.add_axes(figure, left, 0.5, wide, rows)
     file = style.add_axes(figure, left + wide + 0.3, 0.5, style.WIDTH - left - wide - 0.5, rows)
-    draw_memory_bars(training, {name: held for name, (held, _) in methods.items()})
+    bars = {
+        name: {LOOKS.get(kind, kind): size for kind, size in held.items() if size}
+        for name, (held, _) in methods.items()
+    }
+    draw_memory_bars(training, bars)
+    names = {LOOKS.get(kind, kind): kind for held, _ in methods.values() for kind in held}
+    kinds = in_order({kind for held in bars.values() for kind in held})
+    entries = [(memory_patch(kind), names[kind].replace("_", " ")) for kind in kinds]
     with style.styled():
-        sizes = [size for _, size in methods.values()]
-        look = {"height": 0.62, "color": style.MUTED, "gid": "file"}
-        file.barh(range(len(sizes)), sizes, **look)
-        for row, size in enumerate(sizes):
-            text = {"xytext": (5, 0), "textcoords": "offset points", "va": "center"}
-            file.annotate(style.bytes_text(size), (size, row), gid="size", **text)
-        file.set(ylim=training.get_ylim(), xlim=(0, max(sizes) * 1.3), yticks=[])
-        training.set_xlim(0, training.get_xlim()[1] * 1.06)
-        byte_axis(file.xaxis)
-        file.xaxis.get_major_locator().set_params(nbins=4)
-        file.spines["left"].set_visible(False)
-        file.grid(axis="x")
-        training.set_xlabel("while training, at the peak")
-        file.set_xlabel("of the file")
-        kinds = in_order({kind for held, _ in methods.values() for kind in held})
-        entries = [(patch, patch.get_label()) for patch in map(memory_patch, kinds)]
+        training.set(xlim=(0, training.get_xlim()[1] * 1.06), xlabel="while training")
+        _draw_files(file, [size for _, size in methods.values()], training.get_ylim())
         draw_legend(figure, entries, "upper left", (0.15, height - 0.44))
         head = {"fontsize": 12, "fontweight": "bold", "gid": "title"}
         figure.text(0.012, 1 - 0.28 / height, title, **head)
     return style.finding(figure, _finding(methods))
+
+
+def _draw_files(ax: Axes, sizes: list[float], limits: tuple[float, float]) -> None:
+    """Draw one bar for each file, beside the bars of training."""
+    ax.barh(range(len(sizes)), sizes, height=0.62, color=style.MUTED, gid="file")
+    for row, size in enumerate(sizes):
+        text = {"xytext": (5, 0), "textcoords": "offset points", "va": "center", "gid": "size"}
+        ax.annotate(style.bytes_text(size), (size, row), **text)
+    ax.set(ylim=limits, xlim=(0, max(sizes) * 1.3), yticks=[], xlabel="of the file")
+    byte_axis(ax.xaxis)
+    ax.xaxis.get_major_locator().set_params(nbins=4)
+    ax.spines["left"].set_visible(False)
+    ax.grid(axis="x")
 
 
 def _finding(methods: Mapping[str, tuple[Mapping[str, float], float]]) -> str:
@@ -97,8 +105,8 @@ def _finding(methods: Mapping[str, tuple[Mapping[str, float], float]]) -> str:
     for name, (mine, file) in others:
         share = sum(mine.values()) / whole
         told.append(f"{name} trains in {percent(share)} and stores in {percent(file / size)}")
-    least = [name for name, (mine, _) in others if sum(mine.values()) * SAME < whole]
+    least = [name for name, (mine, _) in others if sum(mine.values()) < whole]
     return (
         f"Of {first}'s {style.bytes_text(whole)} in training and {style.bytes_text(size)} in a "
-        f"file: {'; '.join(told)}. Smaller while training: {', '.join(least) or 'none'}."
+        f"file: {'; '.join(told)}; smaller while training: {', '.join(least) or 'none'}."
     )

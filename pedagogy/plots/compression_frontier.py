@@ -63,7 +63,7 @@ def frontier_figure(
         for ax, cost in ((left, "file_bytes"), (right, "flops")):
             _draw(ax, points, methods, networks, cost)
         ends = [_shown(one) for point in points for one in point.accuracies]
-        left.set_ylim(min(ends) * 0.9, 1 - 0.7 * (1 - max(ends)))
+        left.set_ylim(min(ends) * 0.8, 1 - 0.7 * (1 - max(ends)))
         left.set_ylabel("accuracy (mean; bar: all seeds)")
         right.tick_params(labelleft=False)
         figure.text(0.012, 1 - 0.28 / height, title, fontsize=12, fontweight="bold", gid="title")
@@ -83,6 +83,8 @@ def _draw(
     """Draw the marks of every method, joined, and the level of each full net."""
     ax.set_xscale("log")
     ax.set_yscale("logit")
+    costs = [getattr(point, cost) for point in points]
+    ax.set_xlim(min(costs) / 1.4, max(costs) * 1.4)
     number = style.bytes_text if cost == "file_bytes" else flops_text
     ax.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5), numticks=9))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
@@ -97,7 +99,6 @@ def _draw(
             if found:
                 look = _look(methods.index(method), method, networks.index(network))
                 _draw_method(ax, found, cost, f"{method}, {network}", look)
-    ax.margins(x=0.1)
     ax.set_xlabel(COSTS[cost])
     ax.grid(True)
     same = {p.method: None for p in points if p.flops == _full(p, points).flops}
@@ -159,7 +160,6 @@ def flops_text(flops: float) -> str:
 
 def _write_settings(ax: Axes, points: Iterable[Point], cost: str) -> None:
     """Write each setting in small print beside its mark, where nothing else is; else not at all."""
-    ax.autoscale_view()
     scale = 72 / ax.get_figure().dpi
     frame = tuple(end * scale for end in ax.bbox.extents)
     taken = []  # by marks, and by what is written

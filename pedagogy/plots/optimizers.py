@@ -168,7 +168,7 @@ def draw_second_moment(ax: Axes, true: Tensor, estimate: Tensor) -> None:
         ax.plot(ends, ends, gid="equal", **line)
         ax.set(xlim=ends, ylim=ends, xlabel="true second moment, power of 10")
         for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_locator(MaxNLocator(6, integer=True))
+            axis.set_major_locator(MaxNLocator(4, integer=True))
         ax.grid(True)
 
 

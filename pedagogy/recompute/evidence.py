@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pedagogy.measure import memory_meter
 from pedagogy.parameters import flatten
-from pedagogy.ranks import Trace, open_link
+from pedagogy.ranks import Link, Trace, open_link
 from pedagogy.recompute.checkpoint import checkpoint
 from pedagogy.recompute.decide import Decision, by_policy, swap_or_recompute
 from pedagogy.recompute.predict import predict
@@ -156,10 +156,17 @@ def gradient(model: nn.Module) -> Tensor:
     return flatten([p.grad for p in model.parameters() if p.grad is not None])
 
 
-def after_forward(function: Callable[[], Any], model: nn.Module | None = None) -> int:
-    """Bytes of activations that are there while what `function` returned is held."""
+def after_forward(
+    function: Callable[[], Any], model: nn.Module | None = None, link: Link | None = None
+) -> int:
+    """Bytes of activations that are there while what `function` returned is held.
+
+    `link` is closed before they are counted: what it was to carry away has left.
+    """
     with memory_meter(model) as meter:
         result = function()
+        if link is not None:
+            link.close()
         kept = meter.now_by_kind["activations"]
     del result
     return kept

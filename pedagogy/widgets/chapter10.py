@@ -74,12 +74,12 @@ def render_state_bytes(
         draw_legend(figure, entries, "upper left", (0.15, height - 0.45))
     fits = [name for name, total in totals.items() if total <= limit]
     state, whole = bars[optimizer]["optimizer_state"], totals[optimizer]
+    adam = "" if optimizer == "Adam" else f" (Adam: {style.bytes_text(totals['Adam'])})"
     return style.finding(
         figure,
-        f"With {optimizer} this GPT holds {style.bytes_text(whole)}, "
+        f"With {optimizer} this GPT holds {style.bytes_text(whole)}{adam}, "
         f"{whole / parameters:.2f} bytes a parameter, of which {percent(state / whole)} are "
-        f"optimizer state, and Adam holds {style.bytes_text(totals['Adam'])}; in {device_gb} GB "
-        f"fit: {', '.join(fits) or 'none'}.",
+        f"optimizer state; in {device_gb} GB fit: {', '.join(fits) or 'none'}.",
     )
 
 

@@ -76,7 +76,8 @@ def render_factored(layer: str, step: int, way: str, of: Moments) -> Figure:
         _draw_map(ax, values, limits)
         with style.styled():
             ax.set_title(name, fontsize=10)
-            ax.set_ylabel("row" if place == 0 else "")
+            ax.set_ylabel("" if place else "row")
+            ax.tick_params(labelleft=not place)
     right = style.add_axes(figure, 6.75, 0.6, 3.0, 2.7)
     draw_second_moment(right, true, estimate)
     with style.styled():

@@ -29,6 +29,12 @@ def test_the_state_of_the_gpt_is_what_its_shapes_predict(name):
     assert state_bytes(train(RUNS[name], 1).optimizer) == predicted_bytes(name, shapes)
 
 
+def test_the_same_weights_are_told_from_others():
+    mine = train(RUNS["Adam"], 3)
+    assert evidence.same_weights(mine, train(lambda p: torch.optim.Adam(p, lr=2e-3), 3))
+    assert not evidence.same_weights(mine, train(lambda p: torch.optim.Adam(p, lr=2.02e-3), 3))
+
+
 def test_recorded_gradients_are_those_of_each_step(gradients):
     assert list(gradients) == list(MATRICES)
     assert {len(seen) for seen in gradients.values()} == {12}

@@ -7,14 +7,14 @@ from torch import nn
 from pedagogy.optimizers import SM3, Adafactor, Adam, Adam8bit
 from pedagogy.optimizers.adafactor import rms
 from tests.optimizers.mutants import MUTANTS, mutant
-from tests.optimizers.test_oracles import (
+from tests.optimizers.test_state_bytes import OPTIMIZERS, check_bytes, check_resumes
+from tests.optimizers.training import (
     check_pair,
     hugging_faces,
     missing,
     plain,
     their_sm3,
 )
-from tests.optimizers.test_state_bytes import OPTIMIZERS, check_bytes, check_resumes
 
 
 def check_adam(adam):

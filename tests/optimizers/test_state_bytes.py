@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from pedagogy.optimizers import SM3, Adafactor, Adam, Adam8bit, state_bytes
+from tests.optimizers.training import their_sm3
 
 SHAPES = ((), (1,), (7,), (5, 3), (1, 9), (2, 3, 4), (2, 3, 4, 5), (64, 65))
 BLOCK, LEAST = 256, 4096
@@ -151,3 +152,10 @@ def test_a_state_of_other_groups_is_refused():
     other = Adam([nn.Parameter(torch.ones(2, 2))])
     with pytest.raises(ValueError, match="doesn't match the size of optimizer's group"):
         other.load_state_dict(optimizer.state_dict())
+
+
+def test_the_other_sm3_keeps_a_buffer_for_momentum_without_momentum():
+    _, mine = stepped(lambda p: SM3(p, 0.1), SHAPES)
+    _, theirs = stepped(their_sm3, SHAPES)
+    numbers = sum(math.prod(shape) for shape in SHAPES)
+    assert state_bytes(theirs) == state_bytes(mine) + 4 * numbers

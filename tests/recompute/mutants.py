@@ -31,10 +31,6 @@ CHECKPOINT = {
 }
 
 SEGMENTS = {
-    "the last segment is recomputed too": (
-        "zip([0, *ends], ends[:-1], strict=False)",
-        "zip([0, *ends], ends[:-1], strict=False)  # ",
-    ),
     "a segment is cut off by one": (
         "x = checkpoint(_chain(layers[first:last]), x)",
         "x = checkpoint(_chain(layers[first : last - 1]), x)",
@@ -50,7 +46,6 @@ SEGMENTS = {
         "comb(slots + repetitions, slots)",
     ),
 }
-del SEGMENTS["the last segment is recomputed too"]
 
 POLICIES = {
     "segments are off by one": ("segments.append([])\n", "segments.append([layer])\n"),
@@ -116,28 +111,23 @@ AGAIN = {
         "            sibling.again = results[sibling.key[1]]\n",
         "            pass\n",
     ),
-    "alone stays": ("sibling.action == ALONE and sibling.op is asked.op", "sibling.action == ALONE"),
+    "alone stays": (" and sibling.op is asked.op", ""),
     "siblings of the one asked for do not stay": (
         "sibling.action == ALONE and sibling.op is asked.op",
         "sibling is asked",
     ),
-    "nobody waits and it stays": (" and sibling.pending and", " and"),
     "what is there is made again": ("if not x.made.is_there]", "]"),
     "all stay until the end": ("if last_read[k] > one.op.number}", "if True}"),
     "casts are cast again": (", torch._C._DisableAutocast():", ":"),
     "a changed input passes": ("if any(x.is_stale for x in", "if any(False for x in"),
     "in any order": ("for number in sorted(found)]", "for number in sorted(found, reverse=True)]"),
-}  # fmt: skip
+}
 
 TAPE = {
     "a change of what was saved passes": ("        if packed.is_stale:\n", "        if False:\n"),
     "all is held on to": (
         "alias(tensor) if made.action == KEEP else None",
         "alias(tensor)",
-    ),
-    "what was made again stays for ever": (
-        "            self.made.again = self.made.away = None\n",
-        "            pass\n",
     ),
     "the tape knows all that lives": ("        self._living.clear()\n", ""),
     "the rule is asked about everything": ("if made.repeats else KEEP", "if True else KEEP"),
@@ -175,22 +165,30 @@ PREDICT = {
     "nobody else needs it": ("self.profile.saved[key].gone <= number and is_over", "is_over"),
     "copies side by side": ("max(self.clock, self.link_free[way])", "self.clock"),
     "nobody waits": ("        self.clock = max(self.clock, until)\n", ""),
-    "running again takes no time": ('            self._compute("R", op.name, op.seconds)\n', ""),
+    "running again takes no time": (
+        '            self._compute("R", self.profile.name((number, 0)), op.seconds)\n',
+        "",
+    ),
 }
 
 DECIDE = {
     "free time with the wrong sign": ("key=lambda key: -free[key]", "key=lambda key: free[key]"),
-    "one copy only": ("made_at - 2 * saved", "made_at - saved"),
     "calls too late": ("if second <= latest]", "if second <= latest + 1]"),
     "calls at the first ask": ("max(in_time, default=0)", "min(in_time, default=0)"),
-    "calls forget the later ones": ("latest = min(latest, asked_at[saved.asks[0]])", "latest = asked_at[saved.asks[0]]"),
+    "calls forget the later ones": (
+        "min(latest, asked_at[saved.asks[0]])",
+        "asked_at[saved.asks[0]]",
+    ),
     "the worst price": ("best = max(trials", "best = min(trials"),
     "seconds do not count": ("/ max(added, 1e-9)", "/ 1.0"),
-    "no second thoughts": ("return _without_needless(profile, chosen, budget, link_bandwidth)", "return chosen"),
-    "the limit is compared the other way": ("_working_set(profile, ops) <= limit", "_working_set(profile, ops) > limit"),
-    "products run again": ("if not names & (EXPENSIVE | _AT_THE_END)", "if not names & _AT_THE_END"),
-    "segments are not joined": ("joined = [segment for segment in segments if segment[0] & ops]", "joined = []"),
-}  # fmt: skip
+    "no second thoughts": (
+        "    return _without_needless(",
+        "    return chosen\n    return _without_needless(",
+    ),
+    "the limit is compared the other way": ("(profile, ops) <= limit", "(profile, ops) > limit"),
+    "products run again": ("names & (EXPENSIVE | _AT_THE_END)", "names & _AT_THE_END"),
+    "segments are not joined": ("in segments if segment[0] & ops]", "in segments if False]"),
+}
 
 FILES = {  # in the order in which they import each other
     "checkpoint": CHECKPOINT,

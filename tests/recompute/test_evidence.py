@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from pedagogy.measure import memory_meter
-from pedagogy.recompute import by_policy, checkpoint_sequential, profile, swap_or_recompute
+from pedagogy.ranks import open_link
+from pedagogy.recompute import by_policy, by_rule, checkpoint_sequential, profile, swap_or_recompute
 from pedagogy.recompute.evidence import (
     SLOW_MOTION,
     DeepConvNet,
@@ -118,6 +119,16 @@ def test_the_deep_net_keeps_two_activations_a_layer():
     kept = [after_forward(lambda net=net: net.loss(images, labels)) for net in (shallow, deep)]
     statistics = 2 * 8 * 4  # of a BatchNorm: mean and 1 / deviation
     assert kept[1] - kept[0] == 3 * (2 * ELEMENT + statistics)
+
+
+def test_what_a_closed_link_carried_away_is_not_counted():
+    x, link = torch.ones(10, requires_grad=True), open_link()
+
+    def forward():
+        with by_rule(lambda made: "swap", link):
+            return (x * 2).exp().sum()
+
+    assert after_forward(forward, link=link) == 4
 
 
 def test_after_forward_counts_what_is_held_and_not_what_is_gone():

@@ -140,6 +140,12 @@ def random_numbers(x):
     return functional.dropout(y.exp(), 0.5) * noise
 
 
+def filled_by_others(x):
+    y = torch.empty(4, 6)
+    y.numpy()[...] = 2
+    return (x * y).exp().sin()
+
+
 def instance_norm(x):
     norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
     return norm(x.sin().expand(2, 4, 6)).exp()
@@ -154,6 +160,7 @@ FUNCTIONS = [
     lists_and_keywords,
     sparse,
     random_numbers,
+    filled_by_others,
     instance_norm,
 ]
 

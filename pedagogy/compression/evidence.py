@@ -1,0 +1,134 @@
+"""What compression leaves as evidence: bytes by section and by kind, and errors of weights.
+
+Two kinds of bytes
+------------------
+A file holds what is left of a network: `sections` adds up its parts. Training holds something else:
+`train_as` brings a network into the form in which a method trains it, and `held_in_training` runs a
+step under the memory meter, so that masks, codebooks and the real weights behind rounded ones are
+seen. The meter counts what belongs to nobody as activations; masks are counted as buffers here.
+
+Errors
+------
+The norm of what changed over the norm of the weight. They are taken without training on, so they
+say what is lost at once, not what is lost in the end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from pedagogy.compression.course import layers_of
+from pedagogy.compression.files import Stored, section_bytes
+from pedagogy.compression.low_rank import low_rank
+from pedagogy.compression.pruning import Masks, magnitude_mask
+from pedagogy.compression.quantization import Binary, Quantized, quantize
+from pedagogy.compression.sharing import SharedWeight, share_weights
+from pedagogy.measure import memory_meter
+from pedagogy.workloads import digits_batch
+
+Curve = tuple[list[int], list[float]]
+SPARSITY, NUM_VALUES, BITS = 0.9, 16, 8
+WAYS = ("full", "pruned", "shared", "pruned and shared", "quantised", "binary")
+
+
+class Held(NamedTuple):
+    """Bytes by kind while a network trains: after backward, and at the peak of a step."""
+
+    after_backward: dict[str, int]
+    at_peak: dict[str, int]
+
+
+def sections(stored: Mapping[str, Stored], with_huffman: bool = False) -> dict[str, int]:
+    """Bytes by section, over all weights of a state dict; what is not compressed is "others"."""
+    total: Counter[str] = Counter()
+    for value in stored.values():
+        found = section_bytes(value, with_huffman=with_huffman)
+        if isinstance(value, Tensor):
+            found = {"values" if value.dim() > 1 else "others": sum(found.values())}
+        for name, size in found.items():
+            total["lengths of codes" if name.endswith("_lengths") else name] += size
+    return dict(total)
+
+
+def train_as(model: nn.Module, way: str) -> Masks:
+    """The network computes as it does while `way` trains it on; the masks of pruned layers.
+
+    **Raises** ValueError for a way that is not in `WAYS`.
+    """
+    if way not in WAYS:
+        raise ValueError(f"no way {way!r}: choose one of {', '.join(WAYS)}")
+    masks = Masks()
+    for layer in layers_of(model).values():
+        if way == "pruned":
+            masks.prune([layer.weight], SPARSITY)
+        elif way != "full":
+            part = _parametrization(layer.weight.detach(), way)
+            parametrize.register_parametrization(layer, "weight", part)
+    return masks
+
+
+def _parametrization(weight: Tensor, way: str) -> nn.Module:
+    if way in ("quantised", "binary"):
+        return Binary() if way == "binary" else Quantized(BITS)
+    mask = magnitude_mask(weight, SPARSITY) if way == "pruned and shared" else None
+    codebook, indices = share_weights(weight, NUM_VALUES)
+    return SharedWeight(codebook, indices, mask)
+
+
+def held_in_training(model: nn.Module, masks: Masks | None = None, batch: int = 64) -> Held:
+    """Bytes by kind in the second step with Adam; the network is trained on the way.
+
+    Adam's counters, 4 bytes a parameter tensor, and BatchNorm's buffers are left in.
+    """
+    masks, images = masks or Masks(), digits_batch(batch)
+    optimizer = torch.optim.Adam(model.parameters())
+    model.loss(*images).backward()
+    optimizer.step()
+    with memory_meter(model, optimizer) as meter:
+        masks.of = {parameter: mask.clone() for parameter, mask in masks.of.items()}
+        optimizer.zero_grad()
+        model.loss(*images).backward()
+        after = dict(meter.now_by_kind)
+        optimizer.step()
+        masks.apply()
+    extra = sum(mask.nbytes for mask in masks.of.values())
+    moved = [
+        {**held, "buffers": held["buffers"] + extra, "activations": held["activations"] - extra}
+        for held in (after, meter.by_kind)
+    ]
+    return Held(*moved)
+
+
+def relative_error(weight: Tensor, changed: Tensor) -> float:
+    """The norm of the difference over the norm of the weight."""
+    return ((changed - weight).norm() / weight.norm()).item()
+
+
+@torch.no_grad()
+def errors_by_bits(weight: Tensor, bits: Iterable[int]) -> dict[str, Curve]:
+    """Relative errors of 2^b values: evenly spaced (from 2 bits on), and placed by k-means."""
+    even, placed = ([], []), ([], [])
+    for b in bits:
+        if b > 1:
+            even[0].append(b)
+            even[1].append(relative_error(weight, quantize(weight, b)))
+        codebook, indices = share_weights(weight, 2**b)
+        placed[0].append(b)
+        placed[1].append(relative_error(weight, codebook[indices]))
+    return {"evenly spaced": even, "k-means": placed}
+
+
+@torch.no_grad()
+def errors_by_rank(linear: nn.Linear, ranks: Iterable[int]) -> Curve:
+    """Relative errors of `low_rank`, from the product of its two matrices."""
+    ranks, errors = list(ranks), []
+    for rank in ranks:
+        first, second = low_rank(linear, rank)
+        errors.append(relative_error(linear.weight, second.weight @ first.weight))
+    return ranks, errors

@@ -1,0 +1,81 @@
+"""The evidence of chapter 09: bytes that are really there, and errors worked by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+from pedagogy.compression import files, share_weights
+from pedagogy.compression.evidence import (
+    WAYS,
+    errors_by_bits,
+    errors_by_rank,
+    held_in_training,
+    relative_error,
+    sections,
+    train_as,
+)
+from pedagogy.compression.files import Shared, Sparse
+from pedagogy.costs.compression import training_bytes
+from pedagogy.workloads import MLP
+
+SIZES = (64, 24, 10)
+WEIGHTS, BIASES = 64 * 24 + 24 * 10, 24 + 10
+
+
+def net():
+    """A small network, always the same."""
+    torch.manual_seed(0)
+    return MLP(SIZES)
+
+
+@pytest.mark.parametrize("with_huffman", [False, True])
+def test_the_sections_and_a_header_are_the_file(tmp_path, with_huffman):
+    weight = torch.randn(20, 30, generator=torch.Generator().manual_seed(0))
+    mask = (weight.abs() > 1).float()
+    shared = Shared(mask, *share_weights(weight, 4))
+    stored = {"a": shared, "b": Sparse(weight * mask), "c": weight, "d": weight[0]}
+    found = sections(stored, with_huffman)
+    size = files.save(tmp_path / "net", stored, with_huffman=with_huffman)
+    header = int.from_bytes((tmp_path / "net").read_bytes()[:4], "little")
+    assert sum(found.values()) + 4 + header == size
+    assert found["values"] == 4 * int(mask.sum()) + 4 * 600
+    assert (found["codebook"], found["others"]) == (16, 4 * 30)
+    assert ("lengths of codes" in found) == with_huffman
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training_holds_what_the_closed_form_says_after_backward(way):
+    model = net()
+    held = held_in_training(model, train_as(model, way), batch=8).after_backward
+    values = 16 * 2 if "shared" in way else 0
+    expected = training_bytes(way, WEIGHTS, BIASES, values)
+    assert held["parameters"] == expected["parameters"]
+    assert held["gradients"] == expected["gradients"]
+    assert held["buffers"] == expected["masks and indices"]
+    counters = 4 * sum(parameter.grad is not None for parameter in model.parameters())
+    assert held["optimizer_state"] == expected["optimizer_state"] + counters
+
+
+def test_the_peak_holds_at_least_as_much_as_the_end_of_backward():
+    model = net()
+    held = held_in_training(model, train_as(model, "binary"), batch=8)
+    assert sum(held.at_peak.values()) >= sum(held.after_backward.values())
+
+
+def test_a_way_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="no way 'tied': choose one of full, pruned"):
+        train_as(net(), "tied")
+
+
+def test_errors_worked_by_hand():
+    weight = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+    assert relative_error(weight, torch.zeros(2, 2)) == 1
+    linear = nn.Linear(2, 2)
+    linear.weight = nn.Parameter(weight)
+    ranks, errors = errors_by_rank(linear, [1, 2])
+    assert ranks == [1, 2]
+    assert errors == pytest.approx([3 / 5, 0], abs=1e-6)  # the smaller of two singular values
+    found = errors_by_bits(torch.tensor([-3.0, 0.0, 3.0, 1.0]), [1, 2])
+    assert found["evenly spaced"] == ([2], [pytest.approx(1 / 19**0.5)])  # 1 becomes 0
+    assert found["k-means"][0] == [1, 2]
+    assert found["k-means"][1][1] == 0  # four values for four weights
