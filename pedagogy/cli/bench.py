@@ -11,9 +11,9 @@ every second pair the twin goes first.
     peak bytes      the most that was live during a step, per rank, by `memory_meter`
 
 The rows stand in `rows.py`, `rows_pipeline.py`, `rows_tensor.py`, `rows_moe.py`,
-`rows_precision.py`, `rows_accumulation.py`, `rows_recompute.py` and `rows_optimizers.py`. A row's
-two functions each take a group and return the step to time: models and buffers are made once,
-outside the measurement.
+`rows_precision.py`, `rows_accumulation.py`, `rows_recompute.py`, `rows_compression.py` and
+`rows_optimizers.py`. A row's two functions each take a group and return the step to time: models
+and buffers are made once, outside the measurement.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def rows(names: Sequence[str] = ()) -> list[Row]:
     """
     from pedagogy.cli import rows as data_parallel
     from pedagogy.cli import rows_accumulation as accumulation
+    from pedagogy.cli import rows_compression as compression
     from pedagogy.cli import rows_moe as moe
     from pedagogy.cli import rows_optimizers as optimizers
     from pedagogy.cli import rows_pipeline as pipeline
@@ -71,7 +72,7 @@ def rows(names: Sequence[str] = ()) -> list[Row]:
     from pedagogy.cli import rows_tensor as tensor
 
     parallel = (data_parallel, pipeline, tensor, moe)
-    one_device = (precision, accumulation, recompute, optimizers)
+    one_device = (precision, accumulation, recompute, compression, optimizers)
     there = [row for chapter in (*parallel, *one_device) for row in chapter.ROWS]
     unknown = set(names) - {row.name for row in there}
     if unknown:

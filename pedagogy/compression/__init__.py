@@ -1,7 +1,8 @@
 """Compression: smaller networks, and the accuracy that they cost.
 
 Read in this order: `pruning`, `channels`, `sharing`, `huffman`, `files`, `low_rank`,
-`quantization`, `distillation`.
+`quantization`, `distillation`; then all of them beside each other: `course`, `methods`, `frontier`,
+`students`.
 """
 
 from pedagogy.compression.channels import Shrunk, prune_channels

@@ -34,7 +34,7 @@ class Compressed(NamedTuple):
 
 
 class Course:
-    """The steps of one run. `at_once`: accuracy just after the (last) compression, untrained."""
+    """The steps of one run. `at_once`: accuracy when the last call of `run` began."""
 
     def __init__(self, seed: int, steps: int) -> None:
         self.seed, self.steps, self.half = seed, steps, steps // 2

@@ -3,9 +3,10 @@
 Two kinds of bytes
 ------------------
 A file holds what is left of a network: `sections` adds up its parts. Training holds something else:
-`train_as` brings a network into the form in which a method trains it, and `held_in_training` runs a
-step under the memory meter, so that masks, codebooks and the real weights behind rounded ones are
-seen. The meter counts what belongs to nobody as activations; masks are counted as buffers here.
+`train_as` brings a network into the form in which a method trains it (`without_channels` makes it
+thinner), and `held_in_training` runs a step under the memory meter, so that masks, codebooks and
+the real weights behind rounded ones are seen. The meter counts what belongs to nobody as
+activations; masks are counted as buffers here.
 
 Errors
 ------
@@ -15,6 +16,7 @@ say what is lost at once, not what is lost in the end.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -23,14 +25,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from pedagogy.compression.course import layers_of
+from pedagogy.compression.course import Course, layers_of
 from pedagogy.compression.files import Stored, section_bytes
 from pedagogy.compression.low_rank import low_rank
+from pedagogy.compression.methods import METHODS
 from pedagogy.compression.pruning import Masks, magnitude_mask
 from pedagogy.compression.quantization import Binary, Quantized, quantize
 from pedagogy.compression.sharing import SharedWeight, share_weights
 from pedagogy.measure import memory_meter
-from pedagogy.workloads import digits_batch
+from pedagogy.workloads import ConvNet, digits_batch
 
 Curve = tuple[list[int], list[float]]
 SPARSITY, NUM_VALUES, BITS = 0.9, 16, 8
@@ -79,6 +82,17 @@ def _parametrization(weight: Tensor, way: str) -> nn.Module:
     mask = magnitude_mask(weight, SPARSITY) if way == "pruned and shared" else None
     codebook, indices = share_weights(weight, NUM_VALUES)
     return SharedWeight(codebook, indices, mask)
+
+
+def without_channels(model: ConvNet, setting: str) -> ConvNet:
+    """A thinner copy, not trained on: "50 %" of the channels of each convolution are gone.
+
+    **Raises** ValueError for a share that no method of the frontier has.
+    """
+    found = {m.setting: m for m in METHODS if m.method == "channels pruned"}
+    if setting not in found:
+        raise ValueError(f"{setting!r} of the channels: choose one of {', '.join(found)}")
+    return found[setting].train(copy.deepcopy(model), Course(seed=0, steps=0)).network
 
 
 def held_in_training(model: nn.Module, masks: Masks | None = None, batch: int = 64) -> Held:

@@ -5,7 +5,7 @@ units and sees the first 50, 100, 300 or all of them, for the same number of ste
 alone cannot know, the teacher's answers tell it about these few images: which other digits each
 one resembles. With all labels there is little left to tell.
 
-Source: Hinton et al. 2015, section 5, where soft targets replace 97 % of the data.
+Source: Hinton et al. 2015, section 6, where soft targets make up for 97 % of the data.
 """
 
 from __future__ import annotations

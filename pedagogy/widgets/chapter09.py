@@ -107,8 +107,8 @@ def render_threshold(
 def threshold_explorer(model: nn.Module, images: Tensor, labels: Tensor) -> Explorer:
     """Return the explorer of pruning without training on, for a trained network.
 
-    `images` and `labels` judge it; the network is left as it is. Try this: half of the weights are
-    hardly missed, nine in ten are, and one layer alone is not the whole.
+    `images` and `labels` judge it; the network is left as it is. Try this: half of the weights,
+    nine in ten, and nine in ten of one layer alone.
     **Raises** ValueError for a network without linear layers.
     """
     network = Network(model, images, labels)

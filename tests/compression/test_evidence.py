@@ -13,10 +13,11 @@ from pedagogy.compression.evidence import (
     relative_error,
     sections,
     train_as,
+    without_channels,
 )
 from pedagogy.compression.files import Shared, Sparse
 from pedagogy.costs.compression import training_bytes
-from pedagogy.workloads import MLP
+from pedagogy.workloads import MLP, ConvNet
 
 SIZES = (64, 24, 10)
 WEIGHTS, BIASES = 64 * 24 + 24 * 10, 24 + 10
@@ -65,6 +66,18 @@ def test_the_peak_holds_at_least_as_much_as_the_end_of_backward():
 def test_a_way_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="no way 'tied': choose one of full, pruned"):
         train_as(net(), "tied")
+
+
+def test_a_thinner_copy_has_the_strongest_channels_and_the_model_stays_as_it_is():
+    model = ConvNet(channels=4)
+    thin = without_channels(model, "50 %")
+    sizes = [part.weight.shape[:2] for part in thin.features if isinstance(part, nn.Conv2d)]
+    assert sizes == [(2, 1), (4, 2), (4, 4)]
+    strongest = model.features[0].weight.abs().sum((1, 2, 3)).topk(2).indices.sort().values
+    assert torch.equal(thin.features[0].weight, model.features[0].weight[strongest])
+    assert thin(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    with pytest.raises(ValueError, match="'60 %' of the channels: choose one of 25 %, 50 %, 75 %"):
+        without_channels(model, "60 %")
 
 
 def test_errors_worked_by_hand():

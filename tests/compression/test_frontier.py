@@ -174,3 +174,33 @@ def test_the_recorded_runs_are_those_of_the_function(tmp_path):
         point.flops,
         point.training_bytes,
     ]
+
+
+def mean(numbers):
+    return sum(numbers) / len(numbers)
+
+
+def test_it_hurts_where_nearly_all_connections_kernels_or_channels_go_and_nowhere_else():
+    points = {tuple(point[:3]): point for point in recorded_frontier()}
+    full = {n: mean(points["full", n, n].accuracies) for n in ("MLP", "ConvNet")}
+    worse = {
+        name[:2]: full[name[2]] - mean(point.accuracies) > 0.02 for name, point in points.items()
+    }
+    assert {name for name in worse if worse[name]} == {
+        ("connections pruned", "95 %"),
+        ("connections pruned", "95 %, in 5 steps"),
+        ("kernels pruned", "75 %"),
+        ("channels pruned", "75 %"),
+    }
+
+
+def test_a_small_network_trained_as_such_is_on_the_frontier():
+    """As accurate as Deep Compression's file of the same size, with a 21st of its FLOPs."""
+    points = {tuple(point[:3]): point for point in recorded_frontier()}
+    student = points["student", "alone", "MLP"]
+    deep = points["Deep Compression", "90 %, 16 values", "MLP"]
+    assert mean(student.accuracies) > mean(deep.accuracies) - 0.005
+    assert student.file_bytes < 1.3 * deep.file_bytes
+    assert deep.flops == 100_400
+    assert student.flops == 2 * (64 * 32 + 32 * 10)
+    assert mean(points["student", "distilled", "MLP"].accuracies) < mean(student.accuracies)

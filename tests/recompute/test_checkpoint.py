@@ -26,7 +26,7 @@ def test_a_function_that_swallows_exceptions_works():
 
     x = torch.linspace(0, 1, 5).requires_grad_()
     checkpoint(careful, x).sum().backward()
-    torch.testing.assert_close(x.grad, x.exp().cos() * x.exp())
+    assert torch.allclose(x.grad, x.exp().cos() * x.exp())
 
 
 def test_what_is_left_open_by_the_early_stop_is_closed():
@@ -123,7 +123,7 @@ def fewest(layers, slots):
 
 @pytest.mark.parametrize("slots", range(1, 7))
 def test_executed_forwards_are_those_of_a_dynamic_program(slots):
-    for layers in (1, 2, 3, 5, 8, 13, 21, 30):
+    for layers in (1, 2, 3, 7, 13, 30):
         forwards, gradient, _ = run(checkpoint_binomial, layers, slots)
         assert forwards == fewest(layers, slots) == optimal_forwards(layers, slots)
         assert torch.equal(gradient, run(checkpoint_sequential, layers, 1)[1])
@@ -137,7 +137,7 @@ def test_executed_forwards_are_the_published_ones():
         assert forwards == row["t_min_forward_steps"]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 6))
 def test_live_tensors_are_the_slots_and_five_in_the_work(layers, slots):
     """In work: a layer's input and output, its gradients, and cos(x)."""

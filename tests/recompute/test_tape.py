@@ -1,8 +1,6 @@
 """The tape: equal to the plain step to the bit, or an error; nothing stays behind."""
 
-import gc
 import sys
-import weakref
 
 import cloudpickle
 import pytest
@@ -24,13 +22,10 @@ from tests.recompute.running import (
     at_random,
     convnet,
     copies_of,
-    executed,
-    gpt_with_a_frozen_bottom,
     made,
     mlp,
     resnet_in_place,
     step,
-    tied_gpt,
     untied_gpt_with_dropout,
 )
 
@@ -304,174 +299,3 @@ def test_on_two_ranks_with_a_collective_in_forward():
     for (right, buffers, _), (mine, mine_too, extra) in zip(plain, taped, strict=True):
         assert_same([*mine, *mine_too], [*right, *buffers])
         assert extra > 0
-
-
-# --- what cannot run again, and what was changed ----------------------------------------------
-
-
-def test_what_cannot_run_again_is_kept_and_the_rule_is_not_asked():
-    asked = []
-
-    def rule(made):
-        asked.append(made.op.name)
-        return "recompute"
-
-    x = x_of(8, 8)
-    with by_rule(rule) as tape:
-        noise = torch.rand_like(x)
-        y = functional.dropout(x.exp() * noise, 0.5)
-        y = functional.relu(y.tanh().add(1), inplace=True).square()
-    kept = {
-        tape.ops[number].name for (number, _), (action, _) in tape.saved.items() if action == "keep"
-    }
-    assert kept == {"rand_like", "empty_like", "add"}
-    assert not set(asked) & kept
-
-
-@pytest.mark.parametrize("action", ["recompute", "alone"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda y, z: y.mul_(2),
-        lambda y, z: y.view(24)[3:4].zero_(),
-        lambda y, z: y.detach().t().add_(1),
-        lambda y, z: torch.add(y.detach(), 1, out=y.detach()),
-        lambda y, z: z.mul_(2),
-    ],
-)
-def test_what_was_changed_in_place_after_it_was_read_raises(change, action):
-    x = x_of(4, 6)
-    with by_rule(always(action)):
-        y = x.sin()
-        z = y.exp()
-        with torch.no_grad():
-            change(y, z)
-        loss = z.sum()
-    del y, z
-    with pytest.raises(RuntimeError, match="changed in place"):
-        loss.backward()
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-def test_a_result_that_is_changed_after_the_block_raises(action):
-    layer, x = nn.Linear(6, 5, bias=False), x_of(2, 4, 6)
-    with by_rule(always(action), LINK):
-        y = layer(x.exp())  # a matrix product under a view that counts its own writes
-        z = y.exp().sin()
-    with torch.no_grad():
-        y.add_(1)
-    if action in AGAIN:
-        with pytest.raises(RuntimeError, match="changed in place"):
-            z.sum().backward()
-    else:
-        z.sum().backward()
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("place", ["weight", "batch"])
-def test_weights_and_batch_that_change_before_backward_raise_as_without_a_tape(action, place):
-    model, (images, labels) = made(mlp)
-    images = images.clone()
-    with by_rule(always(action), LINK):
-        loss = model.loss(images, labels)
-    with torch.no_grad():
-        {"weight": model.layers[2].weight, "batch": images}[place].mul_(1.5)
-    with pytest.raises(RuntimeError, match="in place"):
-        loss.backward()
-
-
-def test_an_unknown_action_is_refused():
-    with pytest.raises(ValueError, match="'drop': choose one of keep, recompute, alone, swap"):
-        executed(mlp, always("drop"))
-
-
-def test_after_an_exception_in_forward_all_is_as_before():
-    model, batch = made(tied_gpt)
-    lost = []
-
-    def broken(*given):
-        value = model.loss(*given)
-        lost.append(weakref.ref(value.untyped_storage()))
-        raise KeyError("on purpose")
-
-    with pytest.raises(KeyError), by_rule(always("recompute")) as tape:
-        broken(*batch)
-    gc.collect()
-    assert lost[0]() is None
-    num_ops = len(tape.ops)
-    right, _ = step(*made(tied_gpt))
-    assert_same(step(model, batch)[0], right)
-    assert len(tape.ops) == num_ops
-
-
-# --- memory -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_the_tape_leaks_nothing(make, action):
-    model, batch = made(make)
-    with memory_meter(model) as meter:
-        with by_rule(always(action), LINK) as tape:
-            loss = model.loss(*batch)
-        loss.backward()
-        left = meter.now_by_kind
-    assert left["activations"] == loss.nbytes
-    assert left["gradients"] == sum(p.nbytes for p in model.parameters() if p.requires_grad)
-    assert tape.saved
-
-
-def test_without_a_backward_it_lets_go_with_the_loss():
-    model, batch = made(untied_gpt_with_dropout)
-    gc.disable()  # by counting references, not by a search for cycles
-    try:
-        with memory_meter(model) as meter:
-            before = meter.now
-            with by_rule(always("recompute")) as tape:
-                loss = model.loss(*batch)
-            del loss
-            assert meter.now == before
-    finally:
-        gc.enable()
-    assert tape.asked == []
-
-
-@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_keeping_everything_costs_what_no_tape_costs(make):
-    model, batch = made(make)
-    torch.manual_seed(3)
-    with memory_meter(model) as plain:
-        loss = model.loss(*batch)
-        after = plain.now
-        loss.backward()
-    assert executed(make, always("keep"))[0].peak == plain.peak
-    model, batch = made(make)
-    with memory_meter(model) as meter, by_rule(always("keep")):
-        loss = model.loss(*batch)
-        assert meter.now == after
-
-
-def test_dropping_everything_leaves_the_batch_the_masks_and_the_loss():
-    model, batch = made(untied_gpt_with_dropout)
-    with memory_meter(model) as meter:
-        before = meter.now
-        with by_rule(always("recompute")) as tape:
-            loss = model.loss(*batch)
-        kept = sum(nbytes for action, nbytes in tape.saved.values() if action == "keep")
-        assert meter.now == before + kept + loss.nbytes
-
-
-def test_each_missing_operation_runs_once_however_many_read_it():
-    """The frozen layers save nothing: all of them run when the first trained one asks."""
-    _, tape = executed(gpt_with_a_frozen_bottom, always("recompute"))
-    assert max(op.runs for op in tape.ops) == 1
-
-
-def test_a_chain_of_two_thousand_operations_is_no_recursion():
-    x = x_of(4)
-    with by_rule(always("recompute")) as tape:
-        y = x
-        for _ in range(1000):
-            y = (y * 0.5 + y * 0.5).sin()
-    y.sum().backward()
-    assert tape.extra_forwards < 4000
