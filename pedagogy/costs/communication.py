@@ -39,6 +39,8 @@ from __future__ import annotations
 
 import math
 
+from pedagogy.costs.zero import zero_bytes_sent as zero_bytes_sent
+
 ALGORITHMS = ("ring", "tree", "halving_doubling", "naive", "parameter_server")
 
 _BUS_FACTORS = {

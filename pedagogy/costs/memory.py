@@ -33,6 +33,7 @@ from pedagogy.costs.activations import (
     gpt_layer_activation_terms,
     gpt_parameters_per_rank,
 )
+from pedagogy.costs.zero import zero_bytes
 
 __all__ = [
     "activation_bytes_per_layer",
@@ -47,6 +48,7 @@ __all__ = [
     "model_state_bytes",
     "model_states",
     "transformer_parameters",
+    "zero_bytes",
 ]
 
 # bytes per parameter: (parameters, gradients, fp32 master copy, one value of optimizer state)

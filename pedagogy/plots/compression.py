@@ -112,10 +112,7 @@ def draw_weights(
                 look = {"color": style.ACCENT, "linewidth": 1.3, "linestyle": (0, (4, 2))}
                 ax.axvline(end, gid="threshold", **look)
         if values is not None:
-            look = {"linestyle": "", "marker": "|", "markersize": 9, "color": style.ACCENT}
-            shown = np.clip(numbers(values).ravel(), bins[0], bins[-1])
-            at = ax.get_xaxis_transform()
-            ax.plot(shown, [0.0] * len(shown), transform=at, clip_on=False, gid="values", **look)
+            _draw_ticks(ax, np.clip(numbers(values).ravel(), bins[0], bins[-1]))
         ax.set_xlim(bins[0], bins[-1])
         ax.grid(axis="y")
         ax.yaxis.set_major_locator(MaxNLocator(4))
@@ -123,6 +120,13 @@ def draw_weights(
             look = {"ha": "right", "va": "bottom", "fontsize": 9, "gid": "zeros"}
             text = f"{percent(zero.mean())} are zero"
             ax.text(1, 1.02, text, transform=ax.transAxes, **look)
+
+
+def _draw_ticks(ax: Axes, values: np.ndarray) -> None:
+    """Draw a short line under the axis at each value."""
+    look = {"linestyle": "", "marker": "|", "markersize": 9, "color": style.ACCENT}
+    at = {"transform": ax.get_xaxis_transform(), "clip_on": False}
+    ax.plot(values, [0.0] * len(values), gid="values", **look, **at)
 
 
 def _bar(left: float, right: float, low: float, high: float) -> list[tuple[float, float]]:

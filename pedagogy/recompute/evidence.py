@@ -4,8 +4,8 @@ Run
 ---
 `run` runs one iteration as a decision says (or plainly, or under a context such as a checkpoint's
 own), under a memory meter, and keeps what can be compared: gradients, peak, operations that ran
-again, what the link carried. `median_seconds` runs several ways of one iteration in turn, so that
-whatever else the machine does meets all of them.
+again, what the link carried. `fastest_seconds` runs several ways of one iteration in turn, so
+that whatever else the machine does meets all of them.
 
 Slow motion
 -----------

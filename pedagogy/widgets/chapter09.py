@@ -54,8 +54,7 @@ def sparse_bytes(weight: Tensor) -> int:
 
 def file_bytes(network: Network, changed: Mapping[str, Tensor]) -> int:
     """Bytes of the whole network, the changed weights sparse and all else in fp32."""
-    dense = sum(w.numel() for name, w in network.weights.items() if name not in changed)
-    return 4 * (dense + network.num_others) + sum(map(sparse_bytes, changed.values()))
+    return network.bytes_besides(changed) + sum(map(sparse_bytes, changed.values()))
 
 
 def line_of(network: Network, names: list[str]) -> tuple[list[float], list[float]]:

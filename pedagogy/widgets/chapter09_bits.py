@@ -72,9 +72,7 @@ def render_bits(
     names = network.chosen(layer, scope)
     now = {name: changed[way, bits][name] for name in names}
     accuracy, error = network.accuracy(now), relative_error(network.weights[layer], now[layer])
-    dense = sum(w.numel() for name, w in network.weights.items() if name not in names)
-    size = 4 * (dense + network.num_others)
-    size += sum(weight_bytes(w, way, bits) for w in now.values())
+    size = network.bytes_besides(names) + sum(weight_bytes(w, way, bits) for w in now.values())
     values = now[layer].unique()
     where = "all weights" if scope == ALL else f"{layer}'s weights"
     in_so_many = f"{where} {way} in {bits} {'bits' if bits > 1 else 'bit'}"
@@ -82,17 +80,16 @@ def render_bits(
     draw_weights(panels.left, now[layer], bins_of([network.weights[layer]]), values=values)
     errors, accuracies = lines
     draw_track(panels.upper, errors[layer], (bits, error), "relative error")
-    level = network.full
-    of = scope if scope == ALL else layer
-    draw_track(panels.lower, accuracies[of], (bits, accuracy), "accuracy", level)
+    track = accuracies[scope if scope == ALL else layer]
+    draw_track(panels.lower, track, (bits, accuracy), "accuracy", network.full)
     accuracy_axis(panels.lower)
     with style.styled():
         panels.left.set_title(f"{layer}: the values that are left", fontsize=10)
         panels.left.set(xlabel="weight", ylabel="weights, zeros left out")
         panels.left.set_ylim(0, 1.1 * panels.left.dataLim.y1)
         panels.upper.set_ylim(0, 1.05 * max(max(y) for _, y in errors[layer].values()))
-        panels.upper.set_title(f"{layer}", fontsize=10)
-        panels.lower.legend().remove()
+        panels.upper.set_title(layer, fontsize=10)
+        panels.upper.legend(handles=panels.upper.get_lines()[: len(WAYS)], handlelength=2.4)
         panels.lower.set(xlabel="bits for each weight (dashed: fp32)", xlim=(0.9, 8.1))
         panels.lower.set_xticks([1, 2, 4, 8])
     return style.finding(

@@ -8,7 +8,7 @@ show how much of the accuracy comes back when it is.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -42,10 +42,8 @@ class Network:
                 "at least one layer, and as many labels as images"
             )
         self.images, self.labels = images, labels
-        weights = sum(weight.numel() for weight in self.weights.values())
-        self.num_others = sum(p.numel() for p in self.model.parameters()) - weights
         self.full = self.accuracy({})
-        self.bytes = 4 * (weights + self.num_others)
+        self.bytes = 4 * sum(parameter.numel() for parameter in self.model.parameters())
 
     @torch.no_grad()
     def accuracy(self, changed: Mapping[str, Tensor]) -> float:
@@ -57,6 +55,10 @@ class Network:
     def chosen(self, layer: str, scope: str) -> list[str]:
         """The layers that are changed: all of them, or the one."""
         return list(self.weights) if scope == ALL else [layer]
+
+    def bytes_besides(self, names: Collection[str]) -> int:
+        """Bytes in fp32 of all parameters but the weights of these layers."""
+        return self.bytes - 4 * sum(self.weights[name].numel() for name in names)
 
     @property
     def options(self) -> list[tuple[str, str]]:
@@ -104,8 +106,6 @@ def draw_track(
             look = {"color": style.MUTED, "linewidth": 1.1, "linestyle": (0, (4, 2)), "zorder": 1}
             ax.axhline(level, gid="level", **look)
         ax.set_ylabel(y_label)
-        if len(curves) > 1:
-            ax.legend(handles=ax.get_lines()[: len(curves)], handlelength=2.4)
 
 
 def accuracy_axis(ax: Axes) -> None:

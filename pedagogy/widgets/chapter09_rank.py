@@ -12,11 +12,13 @@ from functools import partial, update_wrapper
 from typing import NamedTuple
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from pedagogy.compression import break_even_rank
 from pedagogy.plots import style
+from pedagogy.plots.compression import KEPT, REMOVED
 from pedagogy.plots.lanes import add_boxes
 from pedagogy.plots.precision import percent
 from pedagogy.widgets.chapter09_network import (
@@ -74,29 +76,21 @@ def render_rank(
     ranks = range(1, len(mine.s) + 1)
     of = scope if scope == ALL else layer
     panels = new_panels(f"{of}: rank {rank}, not trained on")
-    sizes = (mine.s / mine.s[0]).tolist()
     errors = [mine.error(one) for one in ranks]
     draw_track(panels.upper, {"": (ranks, errors)}, (rank, errors[rank - 1]), "relative error")
-    track = {"": (ranks, accuracies[of][: len(ranks)])}
-    draw_track(panels.lower, track, (rank, accuracy), "accuracy", network.full)
+    found = {"": (ranks, accuracies[of][: len(ranks)])}
+    draw_track(panels.lower, found, (rank, accuracy), "accuracy", network.full)
     accuracy_axis(panels.lower)
     with style.styled():
-        for name, first, last, look in (
-            ("kept", 0, rank, ("#0072B2", "")),
-            ("dropped", rank, len(sizes), ("#F6D27A", "///")),
-        ):
-            bars = [_bar(i, sizes[i]) for i in range(first, last)]
-            add_boxes(panels.left, name, bars, *look, linewidths=0)
+        _draw_values(panels.left, (mine.s / mine.s[0]).tolist(), rank)
+        panels.left.set_title(f"{layer}: hatched ones are dropped", fontsize=10)
         look = {"color": style.ACCENT, "linewidth": 1.3, "linestyle": (0, (4, 2))}
         for ax in (panels.left, panels.upper, panels.lower):
             ax.axvline(even, gid="break-even", **look)
-        panels.left.set(xlim=(0, len(sizes) + 1), ylim=(0, 1.05), xlabel="number")
-        panels.left.set_ylabel("singular value, of the largest")
-        panels.left.set_title(f"{layer}: hatched ones are dropped", fontsize=10)
         panels.upper.set_ylim(0, 1.04)
-        panels.upper.set_title(f"{layer}", fontsize=10)
+        panels.upper.set_title(layer, fontsize=10)
         panels.lower.set_xlabel(f"rank (dashed: {layer} breaks even at {even})")
-        panels.lower.set_xlim(0, len(sizes) + 1)
+        panels.lower.set_xlim(0, len(ranks) + 1)
     smaller = "smaller" if thin < whole else "not smaller"
     return style.finding(
         panels.figure,
@@ -106,9 +100,16 @@ def render_rank(
     )
 
 
-def _bar(place: int, height: float) -> list[tuple[float, float]]:
-    left, right = place + 0.6, place + 1.4
-    return [(left, 0), (left, height), (right, height), (right, 0)]
+def _draw_values(ax: Axes, sizes: list[float], rank: int) -> None:
+    """Draw the singular values, kept ones full and dropped ones hatched."""
+    bars = [
+        [(i + 0.6, 0), (i + 0.6, size), (i + 1.4, size), (i + 1.4, 0)]
+        for i, size in enumerate(sizes)
+    ]
+    add_boxes(ax, "kept", bars[:rank], *KEPT, linewidths=0)
+    add_boxes(ax, "dropped", bars[rank:], *REMOVED, linewidths=0)
+    ax.set(xlim=(0, len(sizes) + 1), ylim=(0, 1.05), xlabel="number")
+    ax.set_ylabel("singular value, of the largest")
 
 
 def rank_explorer(model: nn.Module, images: Tensor, labels: Tensor) -> Explorer:

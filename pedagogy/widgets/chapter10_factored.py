@@ -114,7 +114,7 @@ def factored_explorer(records: Mapping[str, Sequence[Tensor]]) -> Explorer:
     """
     steps = {name: _matrices(name, recorded) for name, recorded in records.items()}
     lengths = {name: len(matrices) for name, matrices in steps.items()}
-    if len(set(lengths.values())) != 1 or not min(lengths.values()):
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ValueError(f"recorded steps by layer {lengths}: 1 or more, and the same for all")
 
     @lru_cache(maxsize=256)

@@ -142,7 +142,10 @@ def test_what_saves_no_flops_is_named_in_a_corner_and_not_at_its_mark():
 
 
 def test_settings_never_overlap_each_other_or_a_mark():
-    crowd = [point("pruned", f"{i} %, in 5 steps", "MLP", [0.97 + 0.0005 * i], 100 + i, 500) for i in range(20)]
+    crowd = [
+        point("pruned", f"{i} %, in 5 steps", "MLP", [0.97 + 0.0005 * i], 100 + i, 500)
+        for i in range(20)
+    ]
     figure = frontier_figure([*POINTS, *crowd])
     left = figure.axes[0]
     renderer = FigureCanvasAgg(figure).get_renderer()
