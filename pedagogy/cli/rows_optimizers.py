@@ -10,8 +10,8 @@ from typing import Any
 
 from pedagogy.cli.bench import Row, Step
 
-GPT_SIZES = {"layers": 2, "hidden": 64, "heads": 4, "sequence": 64}
-BATCH = 8
+GPT_SIZES = {"layers": 4, "hidden": 256, "heads": 4, "sequence": 64}
+BATCH = 2
 LEARNING_RATE = 2e-2
 
 

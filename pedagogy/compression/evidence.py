@@ -32,12 +32,13 @@ from pedagogy.compression.methods import METHODS
 from pedagogy.compression.pruning import Masks, magnitude_mask
 from pedagogy.compression.quantization import Binary, Quantized, quantize
 from pedagogy.compression.sharing import SharedWeight, share_weights
-from pedagogy.measure import memory_meter
+from pedagogy.costs.compression import WAYS
+from pedagogy.measure import memory_meter, phase_seconds
 from pedagogy.workloads import ConvNet, digits_batch
 
 Curve = tuple[list[int], list[float]]
 SPARSITY, NUM_VALUES, BITS = 0.9, 16, 8
-WAYS = ("full", "pruned", "shared", "pruned and shared", "quantised", "binary")
+_SHARES = {one.setting: one for one in METHODS if one.method == "channels pruned"}
 
 
 class Held(NamedTuple):
@@ -62,7 +63,7 @@ def sections(stored: Mapping[str, Stored], with_huffman: bool = False) -> dict[s
 def train_as(model: nn.Module, way: str) -> Masks:
     """The network computes as it does while `way` trains it on; the masks of pruned layers.
 
-    **Raises** ValueError for a way that is not in `WAYS`.
+    **Raises** ValueError for a way that `pedagogy.costs.compression` does not know.
     """
     if way not in WAYS:
         raise ValueError(f"no way {way!r}: choose one of {', '.join(WAYS)}")
@@ -89,16 +90,23 @@ def without_channels(model: ConvNet, setting: str) -> ConvNet:
 
     **Raises** ValueError for a share that no method of the frontier has.
     """
-    found = {m.setting: m for m in METHODS if m.method == "channels pruned"}
-    if setting not in found:
-        raise ValueError(f"{setting!r} of the channels: choose one of {', '.join(found)}")
-    return found[setting].train(copy.deepcopy(model), Course(seed=0, steps=0)).network
+    if setting not in _SHARES:
+        raise ValueError(f"{setting!r} of the channels: choose one of {', '.join(_SHARES)}")
+    return _SHARES[setting].train(copy.deepcopy(model), Course(seed=0, steps=0)).network
+
+
+def convnets(width: int) -> dict[str, ConvNet]:
+    """New networks of `width` channels: full, with 90 % zeros, and with fewer channels."""
+    full, sparse = ConvNet(width), ConvNet(width)
+    Masks().prune([layer.weight for layer in layers_of(sparse).values()], SPARSITY)
+    thinner = {f"{s} of the channels gone": without_channels(full, s) for s in _SHARES}
+    return {"full": full, f"{SPARSITY:.0%} zeros": sparse, **thinner}
 
 
 def held_in_training(model: nn.Module, masks: Masks | None = None, batch: int = 64) -> Held:
     """Bytes by kind in the second step with Adam; the network is trained on the way.
 
-    Adam's counters, 4 bytes a parameter tensor, and BatchNorm's buffers are left in.
+    `after_backward` has the kinds of `costs.compression.training_bytes`, without Adam's counters.
     """
     masks, images = masks or Masks(), digits_batch(batch)
     optimizer = torch.optim.Adam(model.parameters())
@@ -112,11 +120,15 @@ def held_in_training(model: nn.Module, masks: Masks | None = None, batch: int = 
         optimizer.step()
         masks.apply()
     extra = sum(mask.nbytes for mask in masks.of.values())
-    moved = [
-        {**held, "buffers": held["buffers"] + extra, "activations": held["activations"] - extra}
-        for held in (after, meter.by_kind)
-    ]
-    return Held(*moved)
+    counters = sum(state["step"].nbytes for state in optimizer.state.values())
+    kept = {kind: after[kind] for kind in ("parameters", "gradients")}
+    kept["optimizer_state"] = after["optimizer_state"] - counters
+    kept["masks and indices"] = after["buffers"] + extra
+    peak = dict(meter.by_kind)
+    return Held(
+        kept,
+        {**peak, "buffers": peak["buffers"] + extra, "activations": peak["activations"] - extra},
+    )
 
 
 def relative_error(weight: Tensor, changed: Tensor) -> float:
@@ -146,3 +158,17 @@ def errors_by_rank(linear: nn.Linear, ranks: Iterable[int]) -> Curve:
         first, second = low_rank(linear, rank)
         errors.append(relative_error(linear.weight, second.weight @ first.weight))
     return ranks, errors
+
+
+def step_seconds(networks: Mapping[str, nn.Module], rounds: int = 6) -> dict[str, float]:
+    """The fastest seconds of a training step of each; the networks take turns, and are trained.
+
+    64 digits, Adam. Whatever else the machine does meanwhile is then done to all of them alike.
+    """
+    adams = {name: torch.optim.Adam(net.parameters()) for name, net in networks.items()}
+    found: dict[str, float] = {}
+    for _ in range(rounds):
+        for name, net in networks.items():
+            seconds = sum(phase_seconds(net, adams[name], digits_batch(64), repeats=1).values())
+            found[name] = min(seconds, found.get(name, seconds))
+    return found

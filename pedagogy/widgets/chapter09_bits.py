@@ -75,8 +75,8 @@ def render_bits(
     size = network.bytes_besides(names) + sum(weight_bytes(w, way, bits) for w in now.values())
     values = now[layer].unique()
     where = "all weights" if scope == ALL else f"{layer}'s weights"
-    in_so_many = f"{where} {way} in {bits} {'bits' if bits > 1 else 'bit'}"
-    panels = new_panels(f"{in_so_many}, not trained on")
+    in_so_many = f"{way} in {bits} {'bits' if bits > 1 else 'bit'}"
+    panels = new_panels(f"{in_so_many.capitalize()}: {where}, not trained on")
     draw_weights(panels.left, now[layer], bins_of([network.weights[layer]]), values=values)
     errors, accuracies = lines
     draw_track(panels.upper, errors[layer], (bits, error), "relative error")
@@ -94,9 +94,9 @@ def render_bits(
         panels.lower.set_xticks([1, 2, 4, 8])
     return style.finding(
         panels.figure,
-        f"With {in_so_many}, {layer} has {len(values)} values and an error of {percent(error)}, "
-        f"accuracy is {percent(accuracy)} (full net: {percent(network.full)}), and a file has "
-        f"{style.bytes_text(size)} instead of {style.bytes_text(network.bytes)}.",
+        f"With {where} {in_so_many}, {layer} has {len(values)} values and an error of "
+        f"{percent(error)}, accuracy is {percent(accuracy)} (full net: {percent(network.full)}), "
+        f"and a file has {style.bytes_text(size)} instead of {style.bytes_text(network.bytes)}.",
     )
 
 

@@ -75,7 +75,7 @@ def render_rank(
     even = break_even_rank(len(mine.u), mine.v.shape[1])
     ranks = range(1, len(mine.s) + 1)
     of = scope if scope == ALL else layer
-    panels = new_panels(f"{of}: rank {rank}, not trained on")
+    panels = new_panels(f"Rank {rank}: {of}, not trained on")
     errors = [mine.error(one) for one in ranks]
     draw_track(panels.upper, {"": (ranks, errors)}, (rank, errors[rank - 1]), "relative error")
     found = {"": (ranks, accuracies[of][: len(ranks)])}

@@ -7,6 +7,7 @@ that counts as optimizer state whichever optimizer there is.
 
 from __future__ import annotations
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pedagogy.costs.optimizers import (
@@ -53,34 +54,39 @@ def render_state_bytes(
 ) -> Figure:
     """Draw what each optimizer holds, the chosen one framed, against the memory of a device."""
     bars = held(layers, hidden, vocabulary, sequence, precision)
-    shapes = gpt_shapes(layers, hidden, vocabulary, sequence)
-    parameters, limit = num_parameters(shapes), device_gb * 10**9
+    parameters = num_parameters(gpt_shapes(layers, hidden, vocabulary, sequence))
+    limit = device_gb * 10**9
     height = ROW * len(bars) + 1.35
     figure = style.new_figure(style.WIDTH, height)
     ax = style.add_axes(figure, LEFT, 0.45, style.WIDTH - LEFT - 0.25, ROW * len(bars))
     draw_memory_bars(ax, bars)
     totals = {name: sum(bar.values()) for name, bar in bars.items()}
     with style.styled():
-        row, end = list(bars).index(optimizer), totals[optimizer]
-        frame = [(0, row - 0.38), (0, row + 0.38), (end, row + 0.38), (end, row - 0.38)]
-        add_boxes(ax, "chosen", [frame], "none", edgecolors=style.ACCENT, linewidths=2.2)
+        _frame(ax, list(bars).index(optimizer), totals[optimizer])
         if limit < ax.get_xlim()[1]:
             look = {"color": style.ACCENT, "linestyle": "--", "linewidth": 1.4, "zorder": 4}
             ax.axvline(limit, gid="limit", **look)
-        title = f"A GPT of {_billions(parameters)} parameters, {precision}: without activations"
+        what = f"{_billions(parameters)} parameters, {precision}, without activations"
+        title = f"A GPT of {what}; a device of {device_gb} GB"
         figure.text(0.012, 1 - 0.3 / height, title, fontsize=12, fontweight="bold", gid="title")
-        kinds = ("parameters", "gradients", "optimizer_state")
-        entries = [(patch, patch.get_label()) for patch in map(memory_patch, kinds)]
+        patches = map(memory_patch, ("parameters", "gradients", "optimizer_state"))
+        entries = [(patch, patch.get_label()) for patch in patches]
         draw_legend(figure, entries, "upper left", (0.15, height - 0.45))
-    fits = [name for name, total in totals.items() if total <= limit]
+    fits = ", ".join(name for name, total in totals.items() if total <= limit) or "none"
     state, whole = bars[optimizer]["optimizer_state"], totals[optimizer]
     adam = "" if optimizer == "Adam" else f" (Adam: {style.bytes_text(totals['Adam'])})"
     return style.finding(
         figure,
         f"With {optimizer} this GPT holds {style.bytes_text(whole)}{adam}, "
         f"{whole / parameters:.2f} bytes a parameter, of which {percent(state / whole)} are "
-        f"optimizer state; in {device_gb} GB fit: {', '.join(fits) or 'none'}.",
+        f"optimizer state; in {device_gb} GB fit: {fits}.",
     )
+
+
+def _frame(ax: Axes, row: int, end: float) -> None:
+    """Frame a row's bar."""
+    frame = [(0, row - 0.38), (0, row + 0.38), (end, row + 0.38), (end, row - 0.38)]
+    add_boxes(ax, "chosen", [frame], "none", edgecolors=style.ACCENT, linewidths=2.2)
 
 
 def _billions(parameters: int) -> str:

@@ -69,15 +69,7 @@ def render_factored(layer: str, step: int, way: str, of: Moments) -> Figure:
     true, estimate = of(layer, step, way)
     n, m = true.shape
     figure = style.new_figure(style.WIDTH, 4.1)
-    x, y = powers(true, estimate)
-    limits = np.floor(np.quantile(x, 0.01)), np.ceil(max(x.max(), y.max()))
-    for place, (name, values) in enumerate({"true": true, "estimate": estimate}.items()):
-        ax = style.add_axes(figure, 0.65 + 2.9 * place, 0.6, 2.5, 2.7)
-        _draw_map(ax, values, limits)
-        with style.styled():
-            ax.set_title(name, fontsize=10)
-            ax.set_ylabel("" if place else "row")
-            ax.tick_params(labelleft=not place)
+    _draw_maps(style.add_axes(figure, 0.65, 0.6, 5.3, 2.7), true, estimate)
     right = style.add_axes(figure, 6.75, 0.6, 3.0, 2.7)
     draw_second_moment(right, true, estimate)
     with style.styled():
@@ -93,15 +85,21 @@ def render_factored(layer: str, step: int, way: str, of: Moments) -> Figure:
     )
 
 
-def _draw_map(ax: Axes, values: Tensor, limits: tuple[float, float]) -> None:
-    """Draw a matrix, darker where it is larger, on one scale of powers of ten."""
+def _draw_maps(ax: Axes, true: Tensor, estimate: Tensor) -> None:
+    """Draw both matrices side by side, darker where larger, on one scale of powers of ten."""
+    x, y = powers(true, estimate)
+    low, high = np.floor(np.quantile(x, 0.01)), np.ceil(max(x.max(), y.max()))
+    n, m = true.shape
+    gap = true.new_full((n, max(m // 12, 1)), torch.nan)
+    both = torch.cat([true, gap, estimate], 1).clamp(min=10**low).log10()
     with style.styled():
-        shown = np.log10(np.maximum(values.numpy(), 10 ** limits[0]))
-        look = {"cmap": SHADES, "vmin": limits[0], "vmax": limits[1], "aspect": "auto"}
-        ax.imshow(shown, gid="elements", interpolation="nearest", **look)
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_locator(MaxNLocator(3, integer=True))
-        ax.set_xlabel(f"column (pale 1e{limits[0]:.0f}, dark 1e{limits[1]:.0f})")
+        look = {"cmap": SHADES, "vmin": low, "vmax": high, "aspect": "auto"}
+        ax.imshow(both.numpy(), gid="elements", interpolation="nearest", **look)
+        ax.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+        ax.set_xticks([(m - 1) / 2, m + gap.shape[1] + (m - 1) / 2], ["true", "estimate"])
+        ax.tick_params(axis="x", length=0)
+        ax.set_xlabel(f"columns (pale 1e{low:.0f}, dark 1e{high:.0f})")
+        ax.set_ylabel("row")
 
 
 def factored_explorer(records: Mapping[str, Sequence[Tensor]]) -> Explorer:

@@ -11,7 +11,7 @@ from pedagogy.compression import break_even_rank, low_rank, magnitude_mask, shar
 from pedagogy.compression.files import gaps_of
 from pedagogy.compression.quantization import binarize, quantize
 from pedagogy.plots import style
-from pedagogy.widgets.chapter09 import file_bytes, pruned, threshold_explorer
+from pedagogy.widgets.chapter09 import file_bytes, pruned, sparse_bytes, threshold_explorer
 from pedagogy.widgets.chapter09_bits import QUANTISED, SHARED, bits_explorer, in_bits, weight_bytes
 from pedagogy.widgets.chapter09_network import ALL, ONE, Network
 from pedagogy.widgets.chapter09_rank import rank_explorer
@@ -114,6 +114,14 @@ def test_accuracy_and_bytes_are_those_of_the_pruned_network(make, trained, scope
     assert f"a file has {style.bytes_text(size)} instead of 7.24 kB" in explorer.readout
     held = 16 * (64 * 24 + 24 + 240 + 10)
     assert f"still holds {style.bytes_text(held)} and masks of" in explorer.readout
+
+
+@pytest.mark.parametrize(("place", "bits"), [(30, 37), (31, 42), (61, 42), (62, 47)])
+def test_a_gap_of_31_zeros_needs_a_filler(place, bits):
+    weight = torch.zeros(80)
+    weight[place] = 1.0
+    assert sparse_bytes(weight) == math.ceil(bits / 8)  # 32 of the value, 5 for each gap
+    assert bits == 32 + 5 * len(gaps_of(weight, 5))
 
 
 def test_the_threshold_is_the_least_weight_that_is_kept(make, trained):
