@@ -1,7 +1,8 @@
 """Tests marked `gpu` are left out where there is no GPU, and the report says so.
 
 The tests' own process computes with one thread: its tensors are tiny, and a second thread costs
-more than it does. Ranks and kernels set their own.
+more than it does. Ranks and kernels set their own. Two such processes share the files of tests
+(pytest-xdist).
 """
 
 from __future__ import annotations
@@ -28,6 +29,19 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=needing)
     items[:] = [item for item in items if item not in needing]
     _left_out = len(needing)
+
+
+def pytest_sessionfinish(session):
+    """A worker process tells how many it left out."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = _left_out
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Each worker collects all tests, and so leaves out the same ones."""
+    global _left_out
+    _left_out = max(_left_out, getattr(node, "workeroutput", {}).get("left_out", 0))
 
 
 def pytest_terminal_summary(terminalreporter):

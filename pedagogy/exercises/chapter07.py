@@ -74,6 +74,14 @@ def _no_waiting_at_0(compute, transfer, prefetch):
     return max(_ends(compute, transfer, prefetch, lambda k: k or len(compute)))
 
 
+def _from_the_end(compute, transfer, prefetch):
+    copied, ended = 0.0, []
+    for layer, seconds in enumerate(compute):
+        copied = max(copied, ended[layer - 1 - prefetch] if ended else 0.0) + transfer[layer]
+        ended.append(max(copied, ended[-1] if ended else 0.0) + seconds)
+    return ended[-1]
+
+
 _ONE_LESS = (
     "The device has room for k layers in all; it is k + 1, the one that runs and k that come next. "
     "Copy j waits for layer j - 1 - k, not j - k."
@@ -120,6 +128,11 @@ MISTAKES = [
         _pair_by_pair,
         "A layer does not run during its own copy: the maximum of the two, layer by layer, puts "
         "them at the same time. It is the copy of a later layer that runs beside it.",
+    ),
+    (
+        _from_the_end,
+        "Where j - 1 - k is below 0 there is no such layer, and nothing to wait for: the time is "
+        "0. A negative index counts from the end of the list.",
     ),
     (_stall, "That is the stall, the time in which the device waits; the whole was asked for."),
     (_copied_alone, "That is when the last layer begins; it has to run too."),

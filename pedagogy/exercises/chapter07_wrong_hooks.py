@@ -104,6 +104,8 @@ _ONE_VIEW = (
     "it looks for what has not been sent."
 )
 
+_KEPT = "It is sent, and kept on the device as well: the graph must hold the handle alone."
+
 MISTAKES = [
     (_packed_as_it_is, f"{_AGAIN} And weights are sent as well; they are no activations."),
     (
@@ -131,9 +133,11 @@ MISTAKES = [
     (partial(hooks, key=lambda tensor, _: tensor.data_ptr()), _ADDRESS),
     (partial(hooks, viewed=_no_view), _VIEW),
     (partial(hooks, viewed=_shape_alone), _VIEW),
+    (partial(hooks, viewed=lambda flat, size, *view: flat.view(size)), _VIEW),
     (partial(hooks, viewed=_offset_forgotten), _VIEW),
     (partial(hooks, sent_part=lambda tensor: tensor.reshape(-1)), _ONE_VIEW),
     (partial(hooks, sent_part=lambda t: t, viewed=lambda flat, *view: flat), _ONE_VIEW),
+    (partial(hooks, held=lambda tensor: tensor), _KEPT),
     (
         partial(
             hooks,
@@ -141,7 +145,7 @@ MISTAKES = [
             back=lambda to_device, it, kept: kept,
             viewed=lambda kept, *view: kept,
         ),
-        "It is sent, and kept on the device as well: the graph must hold the handle alone.",
+        _KEPT,
     ),
     (
         _stays_on_the_device,

@@ -61,6 +61,11 @@ def trained(
     return returned(weights, host), host.detach(), counted(len(masters), num_steps)
 
 
+def _rounded_in_place(values: Tensor, to_device: Callable) -> Tensor:
+    values.copy_(values.half())
+    return to_device(values.half())
+
+
 def _from_the_weights(host: nn.Parameter, weights: Tensor) -> None:
     host.data.copy_(weights)
 
@@ -108,6 +113,11 @@ MISTAKES = [
         partial(trained, before_step=_from_the_weights),
         "Each step begins from the weights in 16 bits, and the masters lose what rounding takes: "
         "small updates never add up. The host's fp32 values go on from step to step.",
+    ),
+    (
+        partial(trained, down=_rounded_in_place),
+        "After each step the masters are rounded to 16 bits, and small updates never add up. Round "
+        "what is sent; the host's fp32 values go on as they are.",
     ),
     (
         partial(trained, begun=lambda weights, masters, to_host: weights.float()),

@@ -65,6 +65,8 @@ def train_gpt(
 
     **Raises** BudgetExceeded; ValueError for a technique that is none of `TECHNIQUES`.
     """
+    if isinstance(offloaded, str):
+        raise ValueError(f"{offloaded!r} is a string: give a tuple of names, ({offloaded!r},)")
     if unknown := set(offloaded) - set(TECHNIQUES):
         raise ValueError(f"{sorted(unknown)}: choose among {', '.join(TECHNIQUES)}")
     torch.manual_seed(0)

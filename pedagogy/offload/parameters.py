@@ -62,7 +62,8 @@ class OffloadedModule(nn.Module):
     lasts this long, by sleeping (for pictures). `restore` undoes everything. `state_dict` and
     `load_state_dict`, of the module too, are the host's values. A layer's backward must begin at
     what its forward returns.
-    **Raises** ValueError for a negative prefetch, no layers, a layer listed twice, no parameters.
+    **Raises** ValueError for a negative prefetch, no layers, a layer listed twice or not in the
+    module, no parameters, compute_seconds of another number than 2n.
     """
 
     def __init__(
@@ -78,11 +79,10 @@ class OffloadedModule(nn.Module):
         if layers is None:
             layers = getattr(module, "blocks", None) or module.children()
         layers = list(layers)
-        if prefetch < 0 or not layers or len(set(layers)) != len(layers):
-            raise ValueError(f"prefetch {prefetch}, {len(layers)} layers: 0 or more; each once")
         parameters = list(module.parameters())
         if not parameters:
             raise ValueError("a module without parameters: there is nothing to offload")
+        _check(module, layers, prefetch, compute_seconds)
         self.module = module
         self.link = link or open_link(parameters[0].device)
         self.prefetch = prefetch
@@ -227,6 +227,27 @@ class OffloadedModule(nn.Module):
         name = str(self._uses[self._use])
         self._events.append(Event(0, kind, name, self._since, time.perf_counter()))
         self._use = _DONE
+
+
+def _check(
+    module: nn.Module, layers: list[nn.Module], prefetch: int, compute_seconds: Sequence[float]
+) -> None:
+    """**Raises** ValueError for what `OffloadedModule` cannot work with."""
+    if prefetch < 0:
+        raise ValueError(f"a prefetch of {prefetch}: must be 0 or more")
+    if not layers:
+        raise ValueError("no layers: list in `layers` the modules that are to move, 1 or more")
+    if len(set(layers)) != len(layers):
+        raise ValueError(f"{len(layers)} layers, {len(set(layers))} different: list each once")
+    if strangers := set(layers) - set(module.modules()):
+        raise ValueError(
+            f"{len(strangers)} of {len(layers)} layers are not in the module: its own are allowed"
+        )
+    if len(compute_seconds) not in (0, 2 * len(layers)):
+        raise ValueError(
+            f"{len(compute_seconds)} compute_seconds for {len(layers)} layers: one for each "
+            f"forward and backward, {2 * len(layers)}, or none"
+        )
 
 
 def _tensors(values: Any) -> list[Tensor]:

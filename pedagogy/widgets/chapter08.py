@@ -203,7 +203,7 @@ def lifetime_explorer(profiles: Mapping[str, Profile]) -> Explorer:
     return Explorer(
         render_lifetimes,
         model=menu(models, models[0]),
-        policy=menu(list(POLICIES), BOTH),
+        policy=menu(list(POLICIES[::-1]), BOTH),
         budget=_on_release(BUDGETS, 0.7),
         link=_on_release(LINKS, 8),
         try_this=(

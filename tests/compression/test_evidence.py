@@ -12,6 +12,7 @@ from pedagogy.compression.evidence import (
     held_in_training,
     relative_error,
     sections,
+    step_seconds,
     train_as,
     without_channels,
 )
@@ -84,6 +85,15 @@ def test_zeros_leave_the_flops_and_thinner_networks_do_not():
     assert list(flops)[1] == "90% zeros"
     assert thinner == sorted(thinner, reverse=True)
     assert thinner[0][0] == thinner[0][1] < full[0]
+
+
+def test_networks_that_take_turns_are_all_trained_and_timed():
+    nets = convnets(4)
+    before = {name: net.classifier.weight.detach().clone() for name, net in nets.items()}
+    seconds = step_seconds(nets, rounds=1)
+    assert list(seconds) == list(nets)
+    assert min(seconds.values()) > 0
+    assert not any(torch.equal(before[name], nets[name].classifier.weight) for name in nets)
 
 
 def test_errors_worked_by_hand():

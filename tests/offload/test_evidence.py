@@ -51,6 +51,8 @@ def test_each_technique_trains_as_without_and_counts_what_crosses_the_link(offlo
 
 def test_the_names_are_those_of_the_closed_forms():
     assert set(TECHNIQUES) == set(NAMES)
+    with pytest.raises(ValueError, match=r"'optimizer' is a string.*\('optimizer',\)"):
+        train_gpt({}, "optimizer")
     with pytest.raises(ValueError, match=r"\['weights'\]: choose among parameters, optimizer"):
         train_gpt(SMALL, ("weights",))
 

@@ -117,8 +117,14 @@ def test_what_two_layers_share_stays_as_does_what_is_used_outside():
 
 def test_wrong_arguments_are_refused_with_their_numbers():
     layer = nn.Linear(2, 2)
-    for arguments in ({"prefetch": -1}, {"layers": []}, {"layers": [layer, layer]}):
-        with pytest.raises(ValueError, match=r"prefetch .* layers: 0 or more; each once"):
+    for arguments, said in (
+        ({"prefetch": -1}, "a prefetch of -1: must be 0 or more"),
+        ({"layers": []}, "no layers: list"),
+        ({"layers": [layer, layer]}, "2 layers, 1 different: list each once"),
+        ({"layers": [layer, nn.Linear(2, 2)]}, "1 of 2 layers are not in the module"),
+        ({"compute_seconds": [0.1]}, r"1 compute_seconds for 1 layers: .* 2, or none"),
+    ):
+        with pytest.raises(ValueError, match=said):
             OffloadedModule(nn.Sequential(layer), Link(), **arguments)
     with pytest.raises(ValueError, match="nothing to offload"):
         OffloadedModule(nn.Sequential(nn.ReLU()), Link())

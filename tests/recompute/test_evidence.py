@@ -89,8 +89,8 @@ def test_recomputed_keeps_a_budget_without_the_link():
 def test_under_the_chapters_budget_both_are_faster_than_recomputing_and_swapping_does_not_fit():
     torch.manual_seed(0)
     tower, digits = DeepConvNet(layers=10), digits_batch(64)
-    with Paced(SLOW_MOTION):
-        watched = profile(tower, digits)
+    with Paced(SLOW_MOTION):  # a hiccup of the machine would make the link look fast
+        watched = min((profile(tower, digits) for _ in range(3)), key=lambda one: one.seconds)
     budget, speed = int(0.4 * watched.peak), 8.2e6
     alone, both = recomputed(watched, budget), swap_or_recompute(watched, budget, speed)
     assert max(alone.prediction.peak, both.prediction.peak) <= budget
