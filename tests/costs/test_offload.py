@@ -177,7 +177,7 @@ def test_zero_offload_leaves_two_of_sixteen_bytes_on_the_device():
     ],
 )
 def test_efficiencies_at_the_papers_points(kind, sizes, gigabytes, percent):
-    """For a peak of 70 TFLOP/s; the printed percentages are quoted from memory."""
+    """For 70 TFLOP/s; the paper says over 50, 90, 50 and 50 % (from memory), the formula these."""
     intensity = offload.intensities(*sizes)[kind]
     found = 100 * offload.efficiency(intensity, gigabytes * 1e9, 70e12)
     assert round(found, 1 if isinstance(percent, float) else None) == percent

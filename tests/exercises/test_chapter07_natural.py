@@ -47,11 +47,21 @@ def one_less(compute, transfer, prefetch):
     return device
 
 
+def from_the_end(compute, transfer, prefetch):
+    ended, link = [], 0.0
+    for j in range(len(compute)):
+        room = ended[j - 1 - prefetch] if j else 0.0
+        link = max(link, room) + transfer[j]
+        ended.append(max(link, ended[-1] if j else 0.0) + compute[j])
+    return ended[-1]
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
         (of_the_package, "correct"),
         (with_four_lists, "correct"),
+        (from_the_end, "negative index counts from the end"),
         (in_lock_step, "right for prefetch 0 and 1"),
         (one_less, "room for k layers in all"),
         (lambda compute, transfer, prefetch: max(sum(compute), sum(transfer)), "not yet"),
@@ -103,6 +113,26 @@ def by_address(to_host, to_device, number_of):
     return pack, unpack
 
 
+def by_number(to_host, to_device, number_of):
+    sent = {}
+
+    def pack(tensor):
+        if isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter):
+            return tensor
+        if number_of(tensor) not in sent:
+            whole = tensor.new_empty(0).set_(tensor.untyped_storage())
+            sent[number_of(tensor)] = to_host(whole)
+        handle = sent[number_of(tensor)]
+        return handle, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+    def unpack(packed):
+        if isinstance(packed, torch.Tensor):
+            return packed
+        return to_device(packed[0]).as_strided(*packed[1:])
+
+    return pack, unpack
+
+
 def leaves_stay(to_host, to_device, number_of):
     sent = {}
 
@@ -122,9 +152,27 @@ def leaves_stay(to_host, to_device, number_of):
     return pack, unpack
 
 
+def kept_beside_the_handle(to_host, to_device, number_of):
+    pack, unpack = by_number(to_host, to_device, number_of)
+    return lambda tensor: (pack(tensor), tensor), lambda pair: unpack(pair[0])
+
+
+def viewed_by_its_size(to_host, to_device, number_of):
+    pack, _ = by_number(to_host, to_device, number_of)
+
+    def unpack(packed):
+        if isinstance(packed, torch.Tensor):
+            return packed
+        return to_device(packed[0]).view(packed[1])
+
+    return pack, unpack
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
+        (kept_beside_the_handle, "kept on the device as well"),
+        (viewed_by_its_size, "has not the shape, the strides"),
         (handles_in_the_graph, "correct"),
         (as_in_the_documentation, "And weights are sent as well"),
         (by_address, "The key is an address"),
@@ -177,6 +225,20 @@ def all_inside_the_loop(
     return weights, masters, crossed
 
 
+def rounded_after_each_step(
+    weights, masters, num_steps, gradient_of, make_optimizer, to_host, to_device
+):
+    host, crossed = nn.Parameter(masters.clone()), 0
+    optimizer = make_optimizer([host])
+    for step in range(num_steps):
+        host.grad = to_host(gradient_of(step, weights)).float()
+        optimizer.step()
+        host.data = host.data.half().float()
+        weights = to_device(host.detach().half())
+        crossed += 2 * weights.nbytes
+    return weights, host.detach(), crossed
+
+
 def cast_at_the_wrong_ends(
     weights, masters, num_steps, gradient_of, make_optimizer, to_host, to_device
 ):
@@ -194,6 +256,7 @@ def cast_at_the_wrong_ends(
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
+        (rounded_after_each_step, "the masters are rounded to 16 bits"),
         (in_place, "correct"),
         (shares_memory, "changes its argument `masters` in place"),
         (all_inside_the_loop, "The optimizer is made anew in each step"),
