@@ -57,13 +57,18 @@ def _estimate(
     eps: float = 1e-30,
     kept_at: Callable[[int], float] = lambda step: 1 - step**-0.8,
     scale: Callable[[Tensor], Tensor] = lambda rows: rows.mean(-2, keepdim=True),
+    product_first: bool = False,
 ) -> Tensor:
     rows = columns = 0.0
     for step, gradient in enumerate(gradients, start=1):
         square, kept = gradient**2 + eps, kept_at(step)
         rows = kept * rows + (1 - kept) * square.mean(-1, keepdim=True)
         columns = kept * columns + (1 - kept) * square.mean(-2, keepdim=True)
-    return rows / scale(rows) * columns
+    return rows * columns / scale(rows) if product_first else rows / scale(rows) * columns
+
+
+def _plain_mean(gradients: Sequence[Tensor], eps: float = 1e-30) -> Tensor:
+    return factored_square([torch.stack([g**2 for g in gradients]).mean(0).sqrt()], eps)
 
 
 SQUARE_MISTAKES = [
@@ -75,6 +80,31 @@ SQUARE_MISTAKES = [
         lambda gradients, eps=1e-30: _estimate(gradients, 0.0),
         "Without eps a row of zeros gives 0 / sqrt(0), NaN, and all zeros give 0 / 0. Add eps to "
         "the squares.",
+    ),
+    (
+        partial(_estimate, product_first=True),
+        "In fp32 1e-30 times 1e-30 is 0, and 0 / sqrt(0) is NaN. Divide the row means by their "
+        "mean before they meet the columns.",
+    ),
+    (
+        lambda gradients, eps=1e-30: _estimate(gradients, 0.0) + eps,
+        "Added to the estimate eps comes too late: where all is zero, 0 / 0 was taken before. Add "
+        "it to the squares.",
+    ),
+    (
+        partial(_estimate, scale=lambda rows: rows.mean()),
+        "The mean of all row means was taken. Each matrix of the last two dimensions has its own: "
+        "mean(-1) of the row means, the dimension kept.",
+    ),
+    (
+        partial(_estimate, kept_at=lambda step: step**-0.8),
+        "Kept and new have changed places: t^-0.8, which is 1 in the first step, is the new one's "
+        "weight, and kept is 1 - t^-0.8.",
+    ),
+    (
+        _plain_mean,
+        "That is the plain mean over all steps: none fades. mean <- kept mean + (1 - kept) new, "
+        "step by step.",
     ),
     (
         partial(_estimate, kept_at=lambda step: 0.999),
@@ -102,11 +132,30 @@ def _whole(
     step: int,
     clipped: Callable[[Tensor, float], Tensor] = lambda u, d: u / max(1.0, _rms(u) / d),
     relative: Callable[[int], float] = lambda step: min(1e-2, step**-0.5),
+    size: Callable[[float, Tensor], float] = lambda least, weight: max(least, _rms(weight)),
 ) -> Tensor:
     unscaled = dict(group, clip=float("inf"), eps=(group["eps"][0], 1.0), lr=1.0)
     update = -adafactor_step(torch.zeros_like(weight), gradient, state, unscaled, step)
     rate = relative(step) if group["lr"] is None else group["lr"]
-    return weight - rate * max(group["eps"][1], _rms(weight)) * clipped(update, group["clip"])
+    return weight - rate * size(group["eps"][1], weight) * clipped(update, group["clip"])
+
+
+def _without_eps(weight, gradient, state, group, step):
+    return adafactor_step(weight, gradient, state, group | {"eps": (0, group["eps"][1])}, step)
+
+
+def _without_eps_all(*given):
+    """As `_without_eps`, where one NaN in the RMS makes the whole update NaN."""
+    after = _without_eps(*given)
+    return after + 0 * after.sum()
+
+
+def _product_first(weight, gradient, state, group, step):
+    after = adafactor_step(weight, gradient, state, group, step)
+    if weight.dim() < 2:
+        return after
+    rows, columns = state["means"]
+    return after + 0 * (gradient / (rows[..., None] * columns[..., None, :]).sqrt())
 
 
 def _lr_written(weight, gradient, state, group, step):
@@ -134,6 +183,36 @@ STEP_MISTAKES = [
     (
         partial(_whole, clipped=lambda update, clip: update),
         "The update is not clipped: it is divided by max(1, RMS(u) / clip).",
+    ),
+    (
+        partial(_whole, clipped=lambda update, clip: update / max(1.0, _rms(update))),
+        "Clipped at 1, whatever the group says: divide by max(1, RMS(u) / clip), here clip is 0.5.",
+    ),
+    (
+        partial(_whole, clipped=lambda update, clip: update / (_rms(update) / clip)),
+        "Small updates are made larger: divide by max(1, RMS(u) / clip), never by less than 1.",
+    ),
+    (
+        partial(_whole, clipped=lambda update, clip: update.clamp(-clip, clip)),
+        "Each element is cut off, which bends the update. All of it is divided by one number, "
+        "max(1, RMS(u) / clip).",
+    ),
+    (
+        partial(_whole, size=lambda least, weight: 1.0),
+        "A learning rate takes the place of the relative step alone: with either the update is "
+        "multiplied by the weight's size, max(eps2, RMS(weight)).",
+    ),
+    *(
+        (
+            wrong,
+            "Where a row of the gradient is zero, 0 / sqrt(0) is NaN. Add eps1 to the squares.",
+        )
+        for wrong in (_without_eps, _without_eps_all)
+    ),
+    (
+        _product_first,
+        "In fp32 1e-30 times 1e-30 is 0, and 0 / sqrt(0) is NaN. Divide the row means by their "
+        "mean before they meet the columns.",
     ),
     *(
         (
@@ -177,7 +256,7 @@ def _with_quotient(function: Callable, *gradients: Tensor) -> dict | None:
 
 
 GROUP = {"lr": None, "eps": (1e-30, 1e-3), "clip": 1.0}  # read, never written
-STEPS = {  # parameters, steps, group
+STEPS = {  # parameters, steps, group, first rows whose gradient is 0
     "two vectors of RMS 0.1 and 0.5, lr 1e-3 (C65)": (
         [torch.full((3,), 0.1), torch.full((2,), 0.5)],
         *((1, 2), GROUP | {"lr": 1e-3}),
@@ -186,14 +265,21 @@ STEPS = {  # parameters, steps, group
         [_drawn(3, 4), torch.zeros(2, 3)],
         *((1, 2, 3, 10**6), GROUP | {"clip": 0.5}),
     ),
+    "a row without gradient, and a matrix without any": (
+        [_drawn(3, 4), _drawn(1, 3)],
+        *((1, 2), GROUP, 1),
+    ),
 }
 
 
-def _updates(function: Callable, parameters: list, steps: tuple, group: dict) -> dict | None:
+def _updates(
+    function: Callable, parameters: list, steps: tuple, group: dict, silent: int = 0
+) -> dict | None:
     group, states, moves = dict(group), [{} for _ in parameters], []
     for step in steps:
         for place, (weight, state) in enumerate(zip(parameters, states, strict=True)):
             gradient = _drawn(*weight.shape) * (weight.abs() + step % 5)
+            gradient[:silent] = 0.0
             after = function(weight.clone(), gradient, state, group, step)
             if after is None:
                 return None
@@ -226,6 +312,7 @@ FACTORED = Exercise(
         "column means, (..., 1, m): their product is (..., n, m).",
         "kept = 1 - step**-0.8, with steps from 1: 0 at first. Divide by rows.mean(-2, "
         "keepdim=True).",
+        "Nothing but zeros: both means are 1e-30, and their product is 0 in fp32. Divide first.",
     ],
 )
 

@@ -1,6 +1,7 @@
 """CPU offloading: the device is a cache over a full copy in host memory.
 
-Read in this order: `simulate`, `host_copy`, `parameters`, `optimizer`, `activations`.
+Read in this order: `simulate`, `host_copy`, `parameters` (`values` is about its state dict),
+`optimizer`, `activations`.
 """
 
 from pedagogy.measure import BudgetExceeded, DeviceBudget

@@ -44,10 +44,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
 
 from pedagogy.offload.host_copy import HostCopy
 from pedagogy.offload.simulate import uses_of_a_step
+from pedagogy.offload.values import values_by_name
 from pedagogy.ranks import Event, Link, Trace, open_link
 
 _DONE = _NONE = -1
@@ -96,7 +96,7 @@ class OffloadedModule(nn.Module):
         self._use, self._since, self._backward = _DONE, 0.0, _NONE
         self._events: list[Event] = []
         self._hooks = [copy.send_gradients() for p, copy in self.copies.items() if p.requires_grad]
-        self._hooks += self._values_by_name()
+        self._hooks += values_by_name(module, self.copies)
         for index, layer in enumerate(layers):
             layer.forward = partial(self._forward_layer, index, layer.forward)
         self._layers = layers
@@ -138,34 +138,6 @@ class OffloadedModule(nn.Module):
             for p, count in inside.items()
             if count == everywhere[p] == 1
         }
-
-    def _values_by_name(self) -> list[RemovableHandle]:
-        """The module's dicts of values are read from, and loaded into, host memory."""
-        places = [
-            (owner._parameters, name, p)
-            for owner in self.module.modules()
-            for name, p in owner._parameters.items()
-            if p in self.copies
-        ]
-
-        def show_hosts(*_: Any) -> None:
-            for parameters, name, p in places:
-                self.copies[p].settle()
-                parameters[name] = self.copies[p].host
-
-        @torch.no_grad()
-        def show_devices(*_: Any) -> None:
-            for parameters, name, p in places:
-                host, parameters[name] = parameters[name], p
-                if host is not self.copies[p].host:  # by load_state_dict(assign=True)
-                    self.copies[p].host.copy_(host)
-
-        return [
-            self.module.register_state_dict_pre_hook(show_hosts),
-            self.module.register_state_dict_post_hook(show_devices),
-            self.module.register_load_state_dict_pre_hook(show_hosts),
-            self.module.register_load_state_dict_post_hook(show_devices),
-        ]
 
     def _forward_layer(self, index: int, forward: Callable, *inputs: Any, **kwargs: Any) -> Any:
         self._begin(self._use_of(index))

@@ -207,7 +207,8 @@ def code_values_figure(title: str = "What eight bits can say") -> Figure:
     with style.styled():
         for row, (name, code) in enumerate(codes().items()):
             look = {"linestyle": "", "marker": "|", "markersize": 26, "markeredgewidth": 0.4}
-            left.plot(code, [row] * len(code), gid=name, color=style.SERIES[row], **look)
+            look |= {"color": style.SERIES[row], "snap": False}  # on whole pixels lines would merge
+            left.plot(code, [row] * len(code), gid=name, **look)
         left.set_yticks(range(len(codes())), list(codes()))
         left.tick_params(axis="y", length=0)
         left.set(ylim=(1.6, -0.6), xlim=(-1.03, 1.03), xlabel="value (largest of the block = 1)")

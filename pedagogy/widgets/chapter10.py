@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 
 from pedagogy.costs.optimizers import (
     OPTIMIZERS,
@@ -66,6 +67,8 @@ def render_state_bytes(
         if limit < ax.get_xlim()[1]:
             look = {"color": style.ACCENT, "linestyle": "--", "linewidth": 1.4, "zorder": 4}
             ax.axvline(limit, gid="limit", **look)
+            for total in ax.texts:  # legible where the line crosses one
+                total.set(zorder=5, path_effects=[withStroke(linewidth=3, foreground=style.PAPER)])
         what = f"{_billions(parameters)} parameters, {precision}, without activations"
         title = f"A GPT of {what}; a device of {device_gb} GB"
         figure.text(0.012, 1 - 0.3 / height, title, fontsize=12, fontweight="bold", gid="title")

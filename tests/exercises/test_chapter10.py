@@ -49,6 +49,7 @@ def test_C67_an_estimate_from_row_and_column_means():
     torch.testing.assert_close(estimate, torch.tensor([[5, 10], [25, 50]]) / 3)
     torch.testing.assert_close(estimate.sum(1), g.square().sum(1))
     assert prediction.judge(ESTIMATE, [[1.6667, 3.3333], [8.3333, 16.6667]]).startswith("correct")
+    assert prediction.judge(ESTIMATE, [[1.7, 3.3], [8.3, 16.7]]).startswith("correct")
     zeros = torch.zeros(2, 3)
     assert (zeros / factored_square([zeros]).sqrt()).eq(0).all()
 
@@ -163,10 +164,50 @@ def no_eps(gradients, eps=1e-30):
     return r[..., None] * c[..., None, :] / r.mean(-1)[..., None, None]
 
 
+def rows_and_columns(gradients, eps=1e-30, kept_at=lambda t: 1 - t**-0.8):
+    r = c = torch.zeros(())
+    for t, g in enumerate(gradients, 1):
+        kept, square = kept_at(t), g * g + eps
+        r = torch.lerp(square.mean(-1), r, kept)
+        c = torch.lerp(square.mean(-2), c, kept)
+    return r, c
+
+
+def product_first(gradients, eps=1e-30):
+    r, c = rows_and_columns(gradients, eps)
+    return r.unsqueeze(-1) * c.unsqueeze(-2) / r.mean(-1)[..., None, None]
+
+
+def one_mean_for_all(gradients, eps=1e-30):
+    r, c = rows_and_columns(gradients, eps)
+    return (r / r.mean()).unsqueeze(-1) * c.unsqueeze(-2)
+
+
+def late_eps(gradients, eps=1e-30):
+    r, c = rows_and_columns(gradients, 0.0)
+    return (r / r.mean(-1, keepdim=True)).unsqueeze(-1) * c.unsqueeze(-2) + eps
+
+
+def exchanged(gradients, eps=1e-30):
+    r, c = rows_and_columns(gradients, eps, kept_at=lambda t: t**-0.8)
+    return (r / r.mean(-1, keepdim=True)).unsqueeze(-1) * c.unsqueeze(-2)
+
+
+def no_fading(gradients, eps=1e-30):
+    square = sum(g**2 + eps for g in gradients) / len(gradients)
+    r, c = square.mean(-1), square.mean(-2)
+    return (r / r.mean(-1, keepdim=True)).unsqueeze(-1) * c.unsqueeze(-2)
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
         (with_dict, "correct"),
+        (product_first, "1e-30 times 1e-30 is 0"),
+        (one_mean_for_all, "The mean of all row means"),
+        (late_eps, "eps comes too late"),
+        (exchanged, "have changed places"),
+        (no_fading, "none fades"),
         (with_outer, "1-D argument self"),
         (no_eps, "Without eps a row of zeros"),
         (lambda gradients, eps=0.0: gradients[-1].square().mean(), "the estimate"),
@@ -190,6 +231,29 @@ def own_state(weight, gradient, state, group, step, write=False, clip=True):
     return weight - lr * u
 
 
+def plainly(weight, gradient, state, group, step, eps=True, clipped=None, sized=True, first=False):
+    """Adafactor, each part of it as a reader could get it wrong."""
+    square = gradient.pow(2) + (group["eps"][0] if eps else 0)
+    keep = 1 - step**-0.8
+    fresh = (square.mean(-1), square.mean(-2)) if weight.ndim == 2 else (square,)
+    state["v"] = tuple(
+        keep * a + (1 - keep) * b for a, b in zip(state.get("v", fresh), fresh, strict=True)
+    )
+    v = state["v"][0]
+    if weight.ndim == 2:
+        r, c = state["v"]
+        v = torch.outer(r, c) / r.mean() if first else torch.outer(r / r.mean(), c)
+    u = gradient / v.sqrt()
+    rms = u.pow(2).mean().sqrt()
+    u = clipped(u, rms, group["clip"]) if clipped else u / max(1, rms / group["clip"])
+    rate = group["lr"] or min(1e-2, step**-0.5)
+    return weight - rate * (max(group["eps"][1], weight.pow(2).mean().sqrt()) if sized else 1) * u
+
+
+def clamped(u, rms, clip):
+    return u / (rms / clip).clamp(min=1)
+
+
 def full_v(weight, gradient, state, group, step):
     square = gradient**2 + group["eps"][0]
     state["v"] = torch.lerp(state.get("v", square), square, step**-0.8)
@@ -206,6 +270,23 @@ def full_v(weight, gradient, state, group, step):
         (lambda *given: own_state(*given, write=True), "is written into the group"),
         (lambda *given: own_state(*given, clip=False), "The update is not clipped"),
         (full_v, "A number is kept for each parameter"),
+        (plainly, "correct"),
+        (lambda *given: plainly(*given, eps=False), "Add eps1 to the squares"),
+        (lambda *given: plainly(*given, eps=False, clipped=clamped), "Add eps1 to the squares"),
+        (lambda *given: plainly(*given, first=True), "1e-30 times 1e-30 is 0"),
+        (lambda *given: plainly(*given, sized=False), "multiplied by the weight's size"),
+        (
+            lambda *given: plainly(*given, clipped=lambda u, rms, clip: u / max(1, rms)),
+            "whatever the group says",
+        ),
+        (
+            lambda *given: plainly(*given, clipped=lambda u, rms, clip: u.clip(-clip, clip)),
+            "Each element is cut off",
+        ),
+        (
+            lambda *given: plainly(*given, clipped=lambda u, rms, clip: u * clip / rms),
+            "Small updates are made larger",
+        ),
     ],
 )
 def test_adafactor_steps_are_explained(answer, says):
