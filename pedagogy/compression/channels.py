@@ -15,7 +15,8 @@ same channels; this file is for chains.)
 What it saves
 -------------
 Halving the channels of every layer of a chain quarters the weights and the FLOPs of the layers
-between, at once and on every machine. It costs more accuracy for each weight than connections do.
+between, at once and on every machine. It is a coarser choice than that of single connections: a
+channel takes good weights along with bad ones.
 
 Source: Li et al. 2017, section 3.
 """
@@ -27,7 +28,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from pedagogy.compression.checks import check_fraction, check_weights
+from pedagogy.compression.checks import check_fraction, check_layer, check_weights
 
 
 class Shrunk(NamedTuple):
@@ -49,10 +50,12 @@ def prune_channels(
 
     `following` reads the channels, as a convolution or, flattened or averaged, as a linear layer;
     `norm` is a BatchNorm between the two. The modules given are left as they are.
-    **Raises** ValueError for a fraction outside 0 .. 1, weights that are not finite, if no channel
-    would be left, or the layers do not fit together.
+    **Raises** ValueError for other layers, a fraction outside 0 .. 1, weights that are not
+    finite, if no channel would be left, or the layers do not fit together.
     Source: Li et al. 2017, section 3.1.
     """
+    check_layer(convolution, nn.Conv2d)
+    check_layer(following, nn.Conv2d, nn.Linear)
     check_fraction("fraction", fraction)
     check_weights(convolution.weight)
     channels = convolution.out_channels

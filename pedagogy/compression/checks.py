@@ -7,7 +7,7 @@ here, before its weights are turned into finite ones.
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def check_weights(weight: Tensor) -> None:
@@ -22,3 +22,10 @@ def check_fraction(name: str, value: float) -> None:
     """**Raises** ValueError for a value outside 0 .. 1."""
     if not 0 <= value <= 1:
         raise ValueError(f"{name} is {value}: must be from 0 to 1")
+
+
+def check_layer(layer: nn.Module, *kinds: type[nn.Module]) -> None:
+    """**Raises** ValueError for a layer of another kind."""
+    if not isinstance(layer, kinds):
+        asked = " or ".join(kind.__name__ for kind in kinds)
+        raise ValueError(f"a layer of type {type(layer).__name__}: must be {asked}")

@@ -41,7 +41,12 @@ class Course:
         self.at_once = 0.0
 
     def start(self, network: str) -> nn.Module:
-        """A new "MLP" or "ConvNet" after the first half of the steps."""
+        """A new "MLP" or "ConvNet" after the first half of the steps.
+
+        **Raises** ValueError for another network.
+        """
+        if network not in _NETWORKS:
+            raise ValueError(f"no network {network!r}: choose one of {', '.join(_NETWORKS)}")
         torch.manual_seed(self.seed)
         model = _NETWORKS[network]()
         self.run(model, 0, self.half)

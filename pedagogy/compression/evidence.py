@@ -95,6 +95,18 @@ def without_channels(model: ConvNet, setting: str) -> ConvNet:
     return _SHARES[setting].train(copy.deepcopy(model), Course(seed=0, steps=0)).network
 
 
+@torch.no_grad()
+def with_new_statistics(model: nn.Module, images: Tensor) -> nn.Module:
+    """A copy whose BatchNorms have the means and variances of these images; no weight changes."""
+    new = copy.deepcopy(model)
+    for part in new.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.reset_running_stats()
+            part.momentum = None  # a plain mean over all batches: there is one
+    new.train()(images)
+    return new.eval()
+
+
 def convnets(width: int) -> dict[str, ConvNet]:
     """New networks of `width` channels: full, with 90 % zeros, and with fewer channels."""
     full, sparse = ConvNet(width), ConvNet(width)
@@ -138,7 +150,7 @@ def relative_error(weight: Tensor, changed: Tensor) -> float:
 
 @torch.no_grad()
 def errors_by_bits(weight: Tensor, bits: Iterable[int]) -> dict[str, Curve]:
-    """Relative errors of 2^b values: evenly spaced (from 2 bits on), and placed by k-means."""
+    """Relative errors: 2^b - 1 evenly spaced values (from 2 bits on), and 2^b placed by k-means."""
     even, placed = ([], []), ([], [])
     for b in bits:
         if b > 1:

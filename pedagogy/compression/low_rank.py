@@ -21,15 +21,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from pedagogy.compression.checks import check_weights
+from pedagogy.compression.checks import check_layer, check_weights
 
 
 def low_rank(linear: nn.Linear, rank: int) -> nn.Sequential:
     """Two linear layers whose product is the best approximation of this rank; the bias stands once.
 
     **Shapes** (out, in) becomes (rank, in) without a bias, then (out, rank) with it.
-    **Raises** ValueError for a rank that is not from 1 to min(out, in), or a weight not finite.
+    **Raises** ValueError for a layer that is not linear, a rank that is not from 1 to min(out, in),
+    or a weight not finite.
     """
+    check_layer(linear, nn.Linear)
     out, in_ = linear.weight.shape
     if not 1 <= rank <= min(out, in_):
         raise ValueError(f"rank {rank} of a matrix of {out} by {in_}: from 1 to {min(out, in_)}")

@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from pedagogy.compression.checks import check_fraction, check_weights
+from pedagogy.compression.checks import check_fraction, check_layer, check_weights
 
 
 def magnitude_mask(weight: Tensor, sparsity: float, mask: Tensor | None = None) -> Tensor:
@@ -61,8 +61,9 @@ def prune_kernels(convolution: nn.Conv2d, fraction: float) -> Tensor:
     """The k by k kernels with the least sum of magnitudes become zero; returns the mask.
 
     **Shapes** weight and mask `(out, in, k, k)`; round(fraction out in) kernels are zero.
-    **Raises** ValueError for a fraction outside 0 .. 1.
+    **Raises** ValueError for a layer that is no convolution, or a fraction outside 0 .. 1.
     """
+    check_layer(convolution, nn.Conv2d)
     weight = convolution.weight
     sizes = weight.detach().abs().sum(dim=(2, 3))  # (out, in)
     mask = magnitude_mask(sizes, fraction)[:, :, None, None].expand_as(weight).clone()

@@ -3,7 +3,7 @@
 Three things that are easily confused
 -------------------------------------
     weight sharing     k values, anywhere; an index of a few bits for each weight (`sharing`)
-    quantisation       2^b values at equal distances; an integer of b bits, and one scale
+    quantisation       2^b - 1 values at equal distances; an integer of b bits, and one scale
     binary weights     two values, +scale and -scale; one bit
 
 Quantisation's values need no list and can be computed with: integers multiply faster than floats.

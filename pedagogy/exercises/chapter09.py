@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from pedagogy.compression import magnitude_mask
 from pedagogy.exercises.attempt import Refused
 from pedagogy.exercises.engine import Exercise
 from pedagogy.exercises.registry import register
@@ -61,6 +62,17 @@ def _of_the_rest(mask: Tensor, sparsity: float) -> int:
     return len(mask) - left + round(sparsity * left)
 
 
+def _chosen_after(weight, mask, momentum, gradient, sparsity, lr):
+    momentum = 0.9 * momentum + gradient
+    moved = weight - lr * momentum
+    mask = magnitude_mask(moved, sparsity, mask)
+    return moved * mask, mask, momentum
+
+
+def _averaging(weight, mask, momentum, gradient, sparsity, lr):
+    return prune_step(weight, mask, momentum, 0.1 * gradient, sparsity, lr)
+
+
 def _before(weight: Tensor, mask: Tensor, momentum: Tensor, lr: float) -> Tensor:
     return weight * mask - lr * momentum
 
@@ -98,6 +110,16 @@ MISTAKES = [
     (
         partial(_wrong, size=lambda w, mask: torch.where(mask == 0, -torch.inf, w)),
         "The most negative weights are pruned. The least magnitudes are asked for: weight.abs().",
+    ),
+    (
+        _chosen_after,
+        "The mask is chosen after the step, from weights that have moved. First comes the mask, "
+        "from the weights as they are given, then the step, then weight times mask.",
+    ),
+    (
+        _averaging,
+        "The gradient enters momentum by a tenth, as in a running mean. SGD adds all of it: "
+        "0.9 momentum + gradient.",
     ),
 ]
 

@@ -58,9 +58,9 @@ def _number(bits: str, start: int, length: int) -> tuple[int, int]:
 # --- mistakes -------------------------------------------------------------------------------------
 
 
-def _escaped(gap: int, gap_bits: int) -> Iterator[str]:
+def _escaped(gap: int, gap_bits: int, filler: str = "") -> Iterator[str]:
     escapes, rest = divmod(gap, 2**gap_bits - 1)
-    yield "1" * (gap_bits * escapes)
+    yield ("1" * gap_bits + filler) * escapes
     yield f"{rest:0{gap_bits}b}"
 
 
@@ -82,6 +82,7 @@ def _written(
     behind: int = 1,
     of_all: bool = False,
     rest: Callable[[int, int], Iterator[str]] = lambda zeros, gap_bits: iter(()),
+    in_order: Callable[[str, str], str] = lambda gap, code: gap + code,
 ) -> tuple[Tensor, str]:
     """The reference, with the parts that are given in the place of its own."""
     mask = magnitude_mask(weight, sparsity)
@@ -89,10 +90,15 @@ def _written(
     codebook, indices = share_weights(weight * mask if of_all else weight[places], k)
     indices = indices[places] if of_all else indices
     for place, index in zip(places.tolist(), indices.tolist(), strict=True):
-        bits += gap_of(place - end, gap_bits)
-        bits.append(f"{index:0{width(k)}b}" if width(k) else "")
+        code = f"{index:0{width(k)}b}" if width(k) else ""
+        bits.append(in_order("".join(gap_of(place - end, gap_bits)), code))
         end = place + behind
     return codebook, "".join([*bits, *rest(len(weight) - end, gap_bits)])
+
+
+def _with_fillers(weight: Tensor, sparsity: float, k: int, gap_bits: int) -> tuple[Tensor, str]:
+    code = "0" * (k - 1).bit_length()
+    return _written(weight, sparsity, k, gap_bits, gap_of=partial(_escaped, filler=code))
 
 
 MISTAKES = [
@@ -110,6 +116,15 @@ MISTAKES = [
         partial(_written, gap_of=_escaped_late),
         "A gap of exactly 2^gap_bits - 1 is written as all bits 1, and read as no weight: it needs "
         "a gap of 0 behind it.",
+    ),
+    (
+        _with_fillers,
+        "A number follows all bits 1. Deep Compression writes such a filler, a weight of value 0; "
+        "this format has no number there: gap follows gap.",
+    ),
+    (
+        partial(_written, in_order=lambda gap, code: code + gap),
+        "The number of the value stands before the gap. The reader takes the gap first.",
     ),
     (
         partial(_written, behind=0),

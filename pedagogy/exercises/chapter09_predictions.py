@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from pedagogy.compression import Masks, break_even_rank, distillation_loss, sharing_ratio, sign
 from pedagogy.exercises.prediction import Prediction
@@ -60,6 +61,31 @@ BYTES = Prediction(
         ([4, 8], "gradient and moments are there while it trains."),
     ],
     because="Weight, gradient and two moments, and then the mask. Pruning saves in the file.",
+)
+
+
+def _work_and_bytes() -> list[int]:
+    layer = nn.Linear(64, 300, bias=False)
+    Masks().prune(layer.parameters(), 0.9)
+    with FlopCounterMode(display=False) as counter:
+        layer(torch.ones(1, 64))
+    return [counter.get_total_flops() // 2, layer.weight.nbytes]
+
+
+ZEROS = Prediction(
+    name="what_zeros_save",
+    chapter="09",
+    question="nn.Linear(64, 300) without a bias; 90 % of its weights are set to zero. How many "
+    "multiplications does one input take, and how many bytes has the weight? [number, bytes]",
+    key=_work_and_bytes,
+    tolerance=0.0,
+    mistakes=[
+        ([1920, 7680], "a full tensor stores zeros like other numbers, and they are multiplied."),
+        ([19200, 7680], "a full tensor stores zeros like other numbers."),
+        ([1920, 76800], "the product does not look whether a number is zero."),
+        ([1920, 8880], "so little has a file with gaps of 5 bits; the tensor is a full one."),
+    ],
+    because="Both are those of 19,200 weights: zeros in a full tensor save nothing.",
 )
 
 RATIO = Prediction(
@@ -147,4 +173,4 @@ SQUARED = Prediction(
     because="With T^2 it is about as large at every temperature.",
 )
 
-register(MOVED, BYTES, RATIO, RANK, SVD, THROUGH, SQUARED)
+register(MOVED, BYTES, ZEROS, RATIO, RANK, SVD, THROUGH, SQUARED)

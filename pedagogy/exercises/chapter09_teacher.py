@@ -50,11 +50,28 @@ def _loss(
     return alpha * temperature**power * soft + (1 - alpha) * hard
 
 
+def _weights_exchanged(student, teacher, labels, temperature, alpha):
+    return _loss(student, teacher, labels, temperature, 1 - alpha)
+
+
 MISTAKES = [
     (
         partial(_loss, power=0),
         "T^2 is missing: the gradient of the soft term is of order 1/T^2, 400 times smaller at "
         "T = 20, and alpha means something else at each temperature.",
+    ),
+    (
+        partial(_loss, power=1),
+        "T stands there once. The gradient of the soft term is of order 1/T^2: one 1/T comes from "
+        "the logits' division, another from the flatter probabilities. Multiply by T^2.",
+    ),
+    (
+        partial(_loss, divergence=lambda p, q: (p.exp() * (p - q)).sum()),
+        "The soft term is summed over the batch. Sum over classes, mean over the batch.",
+    ),
+    (
+        _weights_exchanged,
+        "alpha and 1 - alpha are exchanged: alpha is the share of the soft term.",
     ),
     (
         partial(_loss, divergence=lambda p, q: (p.exp() * (p - q)).mean()),

@@ -110,10 +110,35 @@ def _stepped(
     return binary, (latent - lr * through(gradient_of(binary), latent)).clamp(-limit, limit)
 
 
+def _signs_after(_: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(latent >= 0, 1.0, -1.0), latent
+
+
 BINARY_MISTAKES = [
     (
         partial(_stepped, zero=0.0),
         "torch.sign(0) is 0, a third value, which no bit can hold. +1 where latent >= 0, else -1.",
+    ),
+    (
+        partial(_stepped, zero=-1.0),
+        "0 becomes -1. Of the two values it has the upper one here: +1 where latent >= 0, else -1.",
+    ),
+    (
+        lambda latent, gradient_of, lr: (
+            _stepped(latent, gradient_of, lr)[0],
+            _stepped(latent, lambda binary: gradient_of(latent), lr)[1],
+        ),
+        "The gradient is asked for at the real weights. The layer has computed with the binary "
+        "ones: gradient_of(binary).",
+    ),
+    (
+        lambda latent, gradient_of, lr: _signs_after(*_stepped(latent, gradient_of, lr)),
+        "The binary weights are those after the step. Asked for are those before, with which the "
+        "layer has computed.",
+    ),
+    (
+        lambda latent, gradient_of, lr: _stepped(latent, gradient_of, -lr),
+        "The step goes up the gradient: latent - lr * gradient.",
     ),
     *(
         (

@@ -71,12 +71,14 @@ def overlap_figure(
     measured: Mapping[str, Sequence[Any]] | None = None,
     paced: bool = False,
     end: float | None = None,
+    measured_stall: bool = True,
 ) -> Figure:
     """Draw what overlaps, one panel for each title: events on lanes 0 compute, 1 and 2 copies.
 
     runs: {title: events}; `as_step(simulate_offload(...).events, layers)`, or a trace. measured: by
     the same titles, `OffloadedModule.trace`. Clocks may start anywhere. paced: compute was padded
-    to a fixed duration, and the picture says so. end: fixes the time axis.
+    to a fixed duration, and the picture says so. end: fixes the time axis. measured_stall: False
+    where what was measured does not say when compute waits.
     **Raises** ValueError for no run, a run without compute, or measured titles that no run has.
     """
     runs = {title: _from_zero(trace) for title, trace in runs.items()}
@@ -96,7 +98,7 @@ def overlap_figure(
             top -= TITLE + LANE * len(lanes[title])
             height = LANE * len(lanes[title])
             ax = style.add_axes(figure, LEFT, top, style.WIDTH - LEFT - RIGHT, height)
-            _write_title(figure, top + height, title, _facts(events, thin, paced))
+            _write_title(figure, top + height, title, _facts(events, thin, paced, measured_stall))
             _draw(ax, events, thin, lanes[title], end)
             top -= GAP
         name_times(ax, None)
@@ -198,10 +200,11 @@ def _stall_text(events: Sequence[Any]) -> str:
     return f"stall {style.seconds_text(stall)}, {stall / whole:.0%}"
 
 
-def _facts(events: Sequence[Any], thin: Sequence[Any], paced: bool) -> str:
+def _facts(events: Sequence[Any], thin: Sequence[Any], paced: bool, stall: bool) -> str:
     facts = [style.seconds_text(stall_of(events)[0]), _stall_text(events)]
     if thin:
-        facts.append(f"measured {style.seconds_text(stall_of(thin)[0])}, {_stall_text(thin)}")
+        waiting = f", {_stall_text(thin)}" if stall else ""
+        facts.append(f"measured {style.seconds_text(stall_of(thin)[0])}{waiting}")
     return "  ·  ".join([*facts, *["paced"] * paced])
 
 

@@ -206,9 +206,8 @@ def code_values_figure(title: str = "What eight bits can say") -> Figure:
     sizes = np.geomspace(1e-6, 1, 400)
     with style.styled():
         for row, (name, code) in enumerate(codes().items()):
-            look = {"linestyle": "", "marker": "|", "markersize": 26, "markeredgewidth": 0.4}
-            look |= {"color": style.SERIES[row], "snap": False}  # on whole pixels lines would merge
-            left.plot(code, [row] * len(code), gid=name, **look)
+            look = {"color": style.SERIES[row], "linewidth": 0.4, "gid": name}
+            left.vlines(code, row - 0.18, row + 0.18, snap=False, **look)  # snapped, lines merge
         left.set_yticks(range(len(codes())), list(codes()))
         left.tick_params(axis="y", length=0)
         left.set(ylim=(1.6, -0.6), xlim=(-1.03, 1.03), xlabel="value (largest of the block = 1)")

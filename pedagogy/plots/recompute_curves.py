@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from pedagogy.plots import style
 from pedagogy.plots.curves import name_curves, plain_log
@@ -52,6 +53,7 @@ def segments_figure(
             fontweight="bold",
         )
         byte_axis(ax.yaxis, number)
+        ax.xaxis.set_major_locator(MaxNLocator(10, integer=True))
         ax.grid(True)
         _key(ax, "predicted", "measured" if measured else "")
     whole = predicted[min(predicted)]

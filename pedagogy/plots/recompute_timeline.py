@@ -3,7 +3,8 @@
 An iteration has hundreds of operations, far too many to see. Neighbours of one layer become one
 block with the layer's number: forward, backward, and, hatched before a layer's backward, what
 forward does once more for it. Copies have the number of their tensor's layer. Lanes, thin measured
-rows and the stall in the title line are those of `offload.overlap_figure`.
+rows and the stall in the title line are those of `offload.overlap_figure`. (What was measured says
+nothing of a stall: waiting is inside its blocks.)
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ def policies_timeline_figure(
         measured={titles.get(title, title): events for title, events in (measured or {}).items()},
         paced=paced,
         end=end,
+        measured_stall=False,
     )
     return style.finding(figure, _finding(predictions, measured or {}))
 

@@ -19,7 +19,8 @@ the peak is over the budget:
                                 link has nothing else to do, costs nothing: the longest free time
                                 first
     [2] the best price          then each step drops or swaps (or takes back) what saves most bytes
-                                for each second that it adds, by the replay of `predict`
+                                for each second that it adds, by the replay of `predict`; where no
+                                step helps any more, once again by bytes, whatever the seconds
     [3] second thoughts         what later steps made needless is taken back, if it costs something
 
 Free time of a tensor: from the end of its copy out to the last moment when its copy back can start.
@@ -29,7 +30,7 @@ Sources: Peng et al. 2020 (Capuchin), sections 4.3 and 4.4; Wang et al. 2018, se
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -92,30 +93,19 @@ def swap_or_recompute(profile: Profile, budget: int, link_bandwidth: float) -> D
     """
     if link_bandwidth <= 0:
         raise ValueError(f"a link of {link_bandwidth} bytes per second: must be positive")
-    chosen, movable = _decided(profile, {}, link_bandwidth), _movable(profile)
-    free = {key: _free_seconds(profile, key, link_bandwidth) for key in movable}
-    for key in sorted((key for key in movable if free[key] >= 0), key=lambda key: -free[key]):
+    start = _with_free_swaps(profile, budget, link_bandwidth)  # [1]
+    if start.prediction.peak <= budget:
+        return start
+    needed = []
+    for price in (_price, _bytes_saved):  # [2]
+        chosen = _step_by_step(profile, start, budget, link_bandwidth, price)
         if chosen.prediction.peak <= budget:
-            return chosen
-        trial = _decided(profile, {**chosen.actions, key: SWAP}, link_bandwidth)
-        costs_nothing = trial.prediction.seconds <= profile.seconds * (1 + 1e-9)
-        if costs_nothing and _over(trial, budget) < _over(chosen, budget):
-            chosen = trial
-    while chosen.prediction.peak > budget:
-        trials = [
-            _decided(profile, {**chosen.actions, key: action}, link_bandwidth)
-            for key in movable
-            for action in (KEEP, RECOMPUTE, SWAP)
-            if chosen.actions.get(key, KEEP) != action
-        ]
-        best = max(trials, key=lambda trial: _price(trial, chosen, budget), default=chosen)
-        if _over(best, budget) >= _over(chosen, budget):
-            raise ValueError(
-                f"a budget of {budget} bytes is not reached: {chosen.prediction.peak} are needed, "
-                f"and no other tensor helps"
-            )
-        chosen = best
-    return _without_needless(profile, chosen, budget, link_bandwidth)
+            return _without_needless(profile, chosen, budget, link_bandwidth)  # [3]
+        needed.append(chosen.prediction.peak)
+    raise ValueError(
+        f"a budget of {budget} bytes is not reached: {min(needed)} are needed, and no other tensor "
+        "helps"
+    )
 
 
 def recompute_seconds(profile: Profile, key: Key) -> float:
@@ -126,6 +116,44 @@ def recompute_seconds(profile: Profile, key: Key) -> float:
 def _decided(profile: Profile, actions: Mapping[Key, str], bandwidth: float) -> Decision:
     calls = _calls(profile, actions, bandwidth)
     return Decision(actions, calls, predict(profile, actions, bandwidth, calls))
+
+
+def _with_free_swaps(profile: Profile, budget: int, bandwidth: float) -> Decision:
+    """[1] What can leave and be back in time, and lowers the excess, until the rest fits."""
+    chosen = _decided(profile, {}, bandwidth)
+    free = {key: _free_seconds(profile, key, bandwidth) for key in _movable(profile)}
+    for key in sorted((key for key in free if free[key] >= 0), key=lambda key: -free[key]):
+        if chosen.prediction.peak <= budget:
+            break
+        trial = _decided(profile, {**chosen.actions, key: SWAP}, bandwidth)
+        costs_nothing = trial.prediction.seconds <= profile.seconds * (1 + 1e-9)
+        if costs_nothing and _over(trial, budget) < _over(chosen, budget):
+            chosen = trial
+    return chosen
+
+
+def _step_by_step(
+    profile: Profile,
+    start: Decision,
+    budget: int,
+    bandwidth: float,
+    price: Callable[[Decision, Decision, int], float],
+) -> Decision:
+    """[2] The best change of one action, again and again, until it fits or none helps."""
+    chosen, movable = start, _movable(profile)
+    while chosen.prediction.peak > budget:
+        before = chosen
+        trials = [
+            _decided(profile, {**before.actions, key: action}, bandwidth)
+            for key in movable
+            for action in (KEEP, RECOMPUTE, SWAP)
+            if before.actions.get(key, KEEP) != action
+        ]
+        best = max(trials, key=lambda trial: price(trial, before, budget), default=before)
+        if _over(best, budget) >= _over(before, budget):
+            break
+        chosen = best
+    return chosen
 
 
 def _without_needless(
@@ -160,7 +188,12 @@ def _over(decision: Decision, budget: int) -> int:
 def _price(trial: Decision, before: Decision, budget: int) -> float:
     """Bytes over the budget that it saves, for each second that it adds."""
     added = trial.prediction.seconds - before.prediction.seconds
-    return (_over(before, budget) - _over(trial, budget)) / max(added, 1e-9)
+    return _bytes_saved(trial, before, budget) / max(added, 1e-9)
+
+
+def _bytes_saved(trial: Decision, before: Decision, budget: int) -> float:
+    """The same, whatever the seconds: cheap steps can lead to where no step helps."""
+    return _over(before, budget) - _over(trial, budget)
 
 
 def _asked_at(profile: Profile) -> list[float]:

@@ -153,3 +153,11 @@ def test_what_does_not_fit_is_refused_with_its_numbers():
         conv.weight[1, 0, 0, 0] = math.nan
     with pytest.raises(ValueError, match="1 of 108 weights are not finite"):
         prune_channels(conv, after, 0.5)
+
+
+def test_layers_of_another_kind_are_refused_by_name():
+    conv, linear = nn.Conv2d(3, 4, 1), nn.Linear(4, 2)
+    with pytest.raises(ValueError, match="type Linear: must be Conv2d"):
+        prune_channels(linear, linear, 0.5)
+    with pytest.raises(ValueError, match="type ReLU: must be Conv2d or Linear"):
+        prune_channels(conv, nn.ReLU(), 0.5)

@@ -14,6 +14,7 @@ from pedagogy.compression.evidence import (
     sections,
     step_seconds,
     train_as,
+    with_new_statistics,
     without_channels,
 )
 from pedagogy.compression.files import Shared, Sparse
@@ -108,3 +109,17 @@ def test_errors_worked_by_hand():
     assert found["evenly spaced"] == ([2], [pytest.approx(1 / 19**0.5)])  # 1 becomes 0
     assert found["k-means"][0] == [1, 2]
     assert found["k-means"][1][1] == 0  # four values for four weights
+
+
+def test_new_statistics_are_those_of_the_images_and_nothing_else_changes():
+    torch.manual_seed(0)
+    model, images = ConvNet(4).eval(), torch.randn(30, 1, 8, 8)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    new = with_new_statistics(model, images)
+    seen = model.features[0](images)
+    torch.testing.assert_close(new.features[1].running_mean, seen.mean((0, 2, 3)))
+    torch.testing.assert_close(new.features[1].running_var, seen.var((0, 2, 3)))
+    for name, parameter in new.named_parameters():
+        assert torch.equal(parameter, before[name])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not new.training

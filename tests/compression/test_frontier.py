@@ -204,3 +204,8 @@ def test_a_small_network_trained_as_such_is_on_the_frontier():
     assert deep.flops == 100_400
     assert student.flops == 2 * (64 * 32 + 32 * 10)
     assert mean(points["student", "distilled", "MLP"].accuracies) < mean(student.accuracies)
+
+
+def test_a_course_of_another_network_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match="'GPT': choose one of MLP, ConvNet"):
+        Course(seed=0, steps=2).start("GPT")

@@ -99,3 +99,8 @@ def test_bad_input_is_refused_with_its_numbers():
         broken.weight[0, 0] = math.nan
     with pytest.raises(ValueError, match="1 of 24 weights are not finite"):
         low_rank(broken, 2)
+
+
+def test_a_convolution_is_refused_by_name():
+    with pytest.raises(ValueError, match="type Conv2d: must be Linear"):
+        low_rank(nn.Conv2d(3, 4, 1), 2)

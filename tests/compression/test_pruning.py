@@ -199,3 +199,8 @@ def test_bad_input_is_refused_with_its_numbers():
         magnitude_mask(torch.ones(2, 2), 0.5, torch.ones(4))
     with pytest.raises(ValueError, match="0 times: at least 1"):
         rising_sparsity(0.5, 0)
+
+
+def test_a_linear_layer_has_no_kernels():
+    with pytest.raises(ValueError, match="type Linear: must be Conv2d"):
+        prune_kernels(nn.Linear(3, 4), 0.5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -31,6 +33,7 @@ from pedagogy.exercises.chapter09_predictions import (
     SQUARED,
     SVD,
     THROUGH,
+    ZEROS,
 )
 from pedagogy.exercises.chapter09_teacher import SOFT_AND_HARD, soft_and_hard_loss
 from pedagogy.exercises.chapter09_values import ONE_BIT, SHARED, VALUES, binary_step, shared_values
@@ -168,6 +171,12 @@ def test_a_mask_costs_bytes_in_training():
     assert prediction.judge(BYTES, [4 * 4, 4 * 5]).startswith("correct")
 
 
+def test_zeros_in_a_full_tensor_are_multiplied_and_stored():
+    assert prediction.judge(ZEROS, [64 * 300, 4 * 64 * 300]).startswith("correct")
+    assert "does not look" in prediction.judge(ZEROS, [1920, 76800])
+    assert "5 bits" in prediction.judge(ZEROS, [1920, 1920 * (32 + 5) // 8])
+
+
 # --- answers as a reader would write them ---------------------------------------------------------
 
 
@@ -194,9 +203,24 @@ def masked_gradient(weight, mask, momentum, gradient, sparsity, lr):
     return weight - lr * momentum, mask, momentum
 
 
+def mask_last(weight, mask, momentum, gradient, sparsity, lr):
+    momentum = 0.9 * momentum + gradient
+    weight = weight - lr * momentum
+    mask = magnitude_mask(weight, sparsity, mask)
+    return weight * mask, mask, momentum
+
+
+def running_mean(weight, mask, momentum, gradient, sparsity, lr):
+    mask = magnitude_mask(weight, sparsity, mask)
+    momentum = 0.9 * momentum + (1 - 0.9) * gradient
+    return (weight - lr * momentum) * mask, mask, momentum
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
+        (mask_last, "chosen after the step"),
+        (running_mean, "by a tenth"),
         (with_topk, "correct"),
         (with_kthvalue, "A threshold prunes all"),
         (masked_gradient, "remembers gradients from before"),
@@ -253,9 +277,21 @@ def clipped_first(latent, gradient_of, lr):
     return binary, (latent - lr * gradient_of(binary).clip(-1, 1)).clip(-1, 1)
 
 
+def one_step(latent, gradient_of, lr, at="binary", after=False, above=torch.ge):
+    binary = torch.where(above(latent, 0), 1.0, -1.0)
+    gradient = gradient_of(binary if at == "binary" else latent) * (latent.abs() <= 1)
+    latent = (latent - lr * gradient).clamp(-1, 1)
+    return torch.where(above(latent, 0), 1.0, -1.0) if after else binary, latent
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
+        (one_step, "correct"),
+        (partial(one_step, at="latent"), "asked for at the real weights"),
+        (partial(one_step, after=True), "those after the step"),
+        (partial(one_step, above=torch.gt), "0 becomes -1"),
+        (lambda latent, of, lr: one_step(latent, of, -lr), "goes up the gradient"),
         (with_autograd, "correct"),
         (clipped_first, "and 1 was expected"),
         (lambda latent, gradient_of, lr: latent, "Two tensors were asked for"),
@@ -275,6 +311,11 @@ def with_kl_div(student, teacher, labels, temperature, alpha, reduction="mean"):
     return alpha * temperature**2 * soft + (1 - alpha) * hard
 
 
+def temperature_once(student, teacher, labels, temperature, alpha):
+    soft = distillation_loss(student, teacher, labels, temperature, 1.0) / temperature
+    return alpha * soft + (1 - alpha) * functional.cross_entropy(student, labels)
+
+
 @pytest.mark.filterwarnings("ignore:reduction")
 @pytest.mark.parametrize(
     ("answer", "says"),
@@ -282,6 +323,9 @@ def with_kl_div(student, teacher, labels, temperature, alpha, reduction="mean"):
         (distillation_loss, "correct"),
         (lambda *given: with_kl_div(*given, reduction="batchmean"), "correct"),
         (with_kl_div, "the mean over classes too"),
+        (lambda *given: with_kl_div(*given, reduction="sum"), "summed over the batch"),
+        (lambda *given: distillation_loss(*given[:4], 1 - given[4]), "are exchanged"),
+        (temperature_once, "T stands there once"),
         (lambda s, t, labels, *numbers: s.sum(), "the loss: it is"),
         (lambda *given: distillation_loss(*given).item(), "A scalar tensor was asked for"),
     ],
@@ -290,7 +334,7 @@ def test_distillation_is_explained(answer, says):
     assert says in engine.explain(SOFT_AND_HARD, answer)
 
 
-def zero_by_zero(weight, sparsity, k, gap_bits):
+def zero_by_zero(weight, sparsity, k, gap_bits, filler=""):
     mask = magnitude_mask(weight, sparsity).bool()
     codebook, indices = share_weights(weight[mask], k)
     bits, zeros, left = "", 0, iter(indices.tolist())
@@ -299,13 +343,30 @@ def zero_by_zero(weight, sparsity, k, gap_bits):
             zeros += 1
             continue
         while zeros >= 2**gap_bits - 1:
-            bits += "1" * gap_bits
+            bits += "1" * gap_bits + filler
             zeros -= 2**gap_bits - 1
         bits += bin(zeros)[2:].zfill(gap_bits)
         index = next(left)
         if k > 1:
             bits += bin(index)[2:].zfill(index_bits(k))
         zeros = 0
+    return codebook, bits
+
+
+def as_in_the_paper(weight, sparsity, k, gap_bits):
+    return zero_by_zero(weight, sparsity, k, gap_bits, filler="0" * index_bits(k))
+
+
+def number_first(weight, sparsity, k, gap_bits):
+    places = magnitude_mask(weight, sparsity).nonzero().flatten()
+    codebook, indices = share_weights(weight[places], k)
+    bits, before = "", -1
+    for place, index in zip(places.tolist(), indices.tolist(), strict=True):
+        if k > 1:
+            bits += f"{index:0{index_bits(k)}b}"
+        times, gap = divmod(place - before - 1, 2**gap_bits - 1)
+        bits += "1" * gap_bits * times + f"{gap:0{gap_bits}b}"
+        before = place
     return codebook, bits
 
 
@@ -320,6 +381,8 @@ def escapes_as_they_come(weight, sparsity, k, gap_bits):
     ("answer", "says"),
     [
         (zero_by_zero, "correct"),
+        (as_in_the_paper, "writes such a filler"),
+        (number_first, "before the gap"),
         (escapes_as_they_come, "The reader knows n"),
         (lambda weight, *others: share_weights(weight, 4), "a string of 0 and 1"),
         (lambda weight, *others: (torch.ones(3), "01"), "cannot be read"),

@@ -8,13 +8,7 @@ from torch import nn
 
 from pedagogy.costs.optimizers import state_bytes as predicted_bytes
 from pedagogy.exercises import engine, prediction
-from pedagogy.exercises.chapter10 import (
-    ADAFACTOR,
-    FACTORED,
-    GROUP,
-    adafactor_step,
-    factored_square,
-)
+from pedagogy.exercises.chapter10 import FACTORED, factored_square
 from pedagogy.exercises.chapter10_predictions import (
     ESTIMATE,
     GPT2,
@@ -31,6 +25,7 @@ from pedagogy.exercises.chapter10_states import (
     sm3_step,
     store_in_blocks,
 )
+from pedagogy.exercises.chapter10_step import ADAFACTOR, GROUP, adafactor_step
 from pedagogy.optimizers import SM3, Adafactor
 from pedagogy.optimizers.adafactor import second_moment
 from pedagogy.optimizers.sm3 import sm3_two

@@ -99,7 +99,11 @@ def test_the_error_is_half_of_the_gap_and_at_most_the_number_itself():
 def test_dynamic_values_are_better_for_small_numbers_and_worse_for_large_ones():
     figure = code_values_figure()
     left, right = figure.axes
-    assert len(line(left, "dynamic").get_xdata()) == 255  # 0 stands twice
+    drawn = {one.get_gid(): one for one in left.collections}
+    assert list(drawn) == list(codes())
+    for one in drawn.values():
+        assert len(one.get_segments()) == 255  # of the dynamic values 0 stands twice
+        assert one.get_snap() is False  # two lines a pixel apart must not be drawn as one
     small, large = (
         {name: largest_errors([size], one)[0] for name, one in codes().items()}
         for size in (1e-3, 0.9)

@@ -116,6 +116,7 @@ def test_segments_mark_the_least_and_say_how_many_points_lie_on_the_line():
         "Least: 4 segments, 7 kB, 44% of what 1 keeps. "
         "1 of 2 measured points lie on the line exactly."
     )
+    assert all(tick == int(tick) for tick in ax.get_xticks())
     alone = segments_figure(predicted).get_label()
     assert alone == "Least: 4 segments, 7 kB, 44% of what 1 keeps."
     with pytest.raises(ValueError, match="0 numbers of segments"):

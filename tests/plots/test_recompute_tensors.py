@@ -183,6 +183,7 @@ def test_timelines_of_policies_say_seconds_waiting_and_peaks():
     assert blocks(ax, "to host measured") == [(2, 1.0, 2.0)]
     titles = [text.get_text() for text in figure.texts if text.get_gid() == "title"]
     assert titles[0] == "both  ·  peak 400 bytes"
+    assert titles[1] == "11 s  ·  stall 1 s, 9%  ·  measured 12 s"
     assert figure.get_label() == (
         "both: 11 s, of which 1 s forward once more and 1 s waiting, peak 400 bytes "
         "(measured 12 s). The fastest is both."

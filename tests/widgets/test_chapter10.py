@@ -101,6 +101,9 @@ def test_what_fits_a_device_is_what_is_not_larger(explorer):
     assert explorer.readout.endswith(f"in 16 GB fit: {', '.join(fits)}.")
     (limit,) = [one for one in explorer.figure.axes[0].lines if one.get_gid() == "limit"]
     assert limit.get_xdata()[0] == 16e9
+    for total in explorer.figure.axes[0].texts:  # 15.6 GB stands on the line, and is read
+        assert total.get_zorder() > limit.get_zorder()
+        assert total.get_path_effects()
     explorer.set(preset="GPT 7.5B", device_gb=24)
     assert explorer.readout.endswith("in 24 GB fit: none.")
 
