@@ -198,7 +198,7 @@ def xnor_speedup(channels: int, kernel: int, bits_at_once: int = 64) -> float:
     """How many times fewer operations: binary ones 64 at once, and one scaling for each output.
 
     c N_w N_I multiply-adds become c N_w N_I / 64 and N_I: 64 c N_w / (c N_w + 64).
-    Source: Rastegari et al. 2016, section 3.2.
+    Source: Rastegari et al. 2016, section 4.1.
     """
     work = channels * kernel
     return bits_at_once * work / (work + bits_at_once)

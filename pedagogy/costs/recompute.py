@@ -81,7 +81,7 @@ def alexnet(batch: int = 200) -> Chain:
 def segment_units(layers: int, segments: int) -> float:
     """Chen's k + n/k, in the activations of one layer.
 
-    **Raises** ValueError unless 1 <= segments <= layers. **Source** Chen et al. 2016, section 4.1.
+    **Raises** ValueError unless 1 <= segments <= layers. **Source** Chen et al. 2016, section 4.3.
     """
     _check(layers, segments)
     return segments + layers / segments
@@ -90,7 +90,7 @@ def segment_units(layers: int, segments: int) -> float:
 def least_units(layers: int) -> float:
     """The least of `segment_units`: 2 sqrt(n), where sqrt(n) is a number of segments.
 
-    **Raises** ValueError below 1 layer. **Source** Chen et al. 2016, section 4.1.
+    **Raises** ValueError below 1 layer. **Source** Chen et al. 2016, section 4.3.
     """
     _check(layers, 1)
     return 2 * math.sqrt(layers)
@@ -99,7 +99,7 @@ def least_units(layers: int) -> float:
 def recursive_units(layers: int, segments: int = 1) -> float:
     """g(n) = k + g(n / (k + 1)) = k log_{k+1}(n): segments that are cut again.
 
-    **Raises** ValueError unless 1 <= segments <= layers. **Source** Chen et al. 2016, section 4.3.
+    **Raises** ValueError unless 1 <= segments <= layers. **Source** Chen et al. 2016, section 4.4.
     """
     _check(layers, segments)
     return segments * math.log(layers) / math.log(segments + 1)

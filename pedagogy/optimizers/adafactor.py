@@ -81,10 +81,10 @@ class Adafactor(PerParameter):
     ) -> None:
         """Estimate v, divide by its root, clip, step."""
         kept = 1 - state["step"] ** -group["decay"]  # 0 in the first step
-        square = gradient.float().square().add_(group["eps"][0])
-        update = gradient * second_moment(square, state, kept).rsqrt_()
+        estimate = second_moment(gradient.float().square().add_(group["eps"][0]), state, kept)
+        update = gradient * estimate.rsqrt_()
         update /= max(1.0, rms(update) / group["clip_threshold"])
-        parameter.sub_(update * step_size(parameter, state["step"], group))
+        parameter.sub_(update.mul_(step_size(parameter, state["step"], group)))
 
 
 def second_moment(square: Tensor, state: dict[str, Any], kept: float) -> Tensor:

@@ -29,7 +29,7 @@ What must be as in the first run
 [3] *Buffers.* BatchNorm adds each batch to its running statistics. It must do so once, but the
     batch passes twice: what the second run changed is put back. (PyTorch's does not do that.)
 
-Sources: Chen et al. 2016, section 3; Griewank and Walther 2000 for the name.
+Sources: Chen et al. 2016, section 4.1; Griewank and Walther 2000 for the name.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def checkpoint(function: Callable[..., Any], *inputs: Any) -> Any:
     **Memory** the tensors among the inputs; in backward, everything that the function saves.
     **Raises** RuntimeError where the second run saves other tensors than the first, or changes one
     in place after it was saved.
-    Source: Chen et al. 2016, section 3.
+    Source: Chen et al. 2016, section 4.1.
     """
     if not torch.is_grad_enabled():
         return function(*inputs)

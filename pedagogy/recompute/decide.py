@@ -88,7 +88,7 @@ def swap_or_recompute(profile: Profile, budget: int, link_bandwidth: float) -> D
     """The actions that bring the peak under `budget` bytes, and cost the fewest seconds we find.
 
     `link_bandwidth`: bytes per second, each way. It is a greedy choice, as in the paper.
-    **Raises** ValueError for a link that is not positive, or a budget that no choice reaches.
+    **Raises** ValueError for a link that is not positive, or a budget that no such choice reaches.
     Source: Peng et al. 2020 (Capuchin), section 4.4.
     """
     if link_bandwidth <= 0:

@@ -15,7 +15,7 @@ once. If none is run more than r times, the longest chain that can be reversed h
 layers; and for l layers, with the smallest r for which l <= beta(c, r), the fewest forwards beyond
 the first pass are  r l - C(c + r, c + 1). 10 slots and 6 repetitions reverse 8,008 layers.
 
-Sources: Chen et al. 2016, section 4.1; Griewank and Walther 2000, section 2.
+Sources: Chen et al. 2016, section 4.3; Griewank and Walther 2000, section 2.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def checkpoint_sequential(layers: Sequence[Layer], segments: int, x: Tensor) -> 
 
     The last stretch is not: its backward comes at once. Stretches differ by one layer at most.
     **Memory** one input for each stretch, and what the longest saves.
-    **Raises** ValueError unless 1 <= segments <= layers. Source: Chen et al. 2016, section 4.1.
+    **Raises** ValueError unless 1 <= segments <= layers. Source: Chen et al. 2016, section 4.3.
     """
     layers = list(layers)
     if not 1 <= segments <= len(layers):

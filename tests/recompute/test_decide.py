@@ -127,6 +127,36 @@ def test_a_fast_link_leads_to_swaps_and_a_slow_one_to_recomputation():
         assert slow.prediction.stall == 0.0
 
 
+def named(decision):
+    return {key[0]: action for key, action in decision.actions.items()}
+
+
+def test_what_has_free_time_but_lowers_nothing_stays():
+    """Two seconds each way: A1 could leave, but where it is too much, A1 is back again."""
+    found = chain((1.0, 2.0, 1.0, 3.0), (300, 300, 300, 100))
+    decision = swap_or_recompute(found, 800, 200.0)
+    also = predict(found, {**decision.actions, (1, 0): "swap"}, 200.0)
+    assert also.seconds == decision.prediction.seconds  # it would cost nothing
+    assert (named(decision), decision.prediction.peak) == ({0: "recompute"}, 700)
+
+
+def test_an_early_choice_is_taken_back_where_another_action_is_better():
+    """A0 can leave for nothing; in the end it is made again, as the link has more to carry."""
+    found = chain((1.0, 1.0, 0.5, 3.0), (200, 300, 200, 300))
+    assert named(swap_or_recompute(found, 800, 100.0)) == {0: "swap"}
+    decision = swap_or_recompute(found, 600, 100.0)
+    assert named(decision) == {0: "recompute", 1: "swap", 2: "recompute"}
+    assert decision.prediction.peak == 600
+
+
+def test_where_cheap_steps_lead_nowhere_bytes_alone_decide():
+    """A2 is the cheapest, but makes the peak of its own remaking; A0 and A1 together do not."""
+    found = chain((3.0, 3.0, 1.0, 2.0), (300,) * 4)
+    decision = swap_or_recompute(found, 720, 1.0)
+    assert named(decision) == {0: "recompute", 1: "recompute"}
+    assert (decision.prediction.peak, decision.prediction.seconds) == (600, 13.0 + 6.0)
+
+
 @pytest.mark.parametrize("speed", [1.0, 20.0, 50.0, 100.0, 1e9])
 @pytest.mark.parametrize("budget", [200, 300, 399])
 def test_on_paper_no_other_choice_is_better(speed, budget):
