@@ -12,8 +12,8 @@ the n/k units inside it:
 `checkpoint_sequential` keeps a unit less: its last segment is not dropped, since its backward comes
 at once, and the first input of that one is part of it: (k - 1) + ceil(n / k).
 
-A transformer's layer saves far more than its input (about 16 times), so each further segment is
-nearly free, and the best number of segments is much larger than sqrt(n).
+Our GPT's layer saves 16 + a s / h times its input, so each further segment is nearly free, and the
+best number of segments is much larger than sqrt(n).
 
 FLOPs
 -----

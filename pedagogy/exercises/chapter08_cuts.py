@@ -73,6 +73,20 @@ def _input_twice(sizes):
     return best[0][1]
 
 
+def _as_long_as_fits(sizes):
+    def filled(bound):
+        starts, kept, inside = [0], 0, 0
+        for layer, size in enumerate(sizes):
+            if layer and kept + inside + size > bound:
+                kept, inside = kept + sizes[starts[-1]], 0
+                starts.append(layer)
+            inside += size
+        return starts
+
+    bounds = range(max(sizes), sum(sizes) + 1)
+    return next(filled(bound) for bound in bounds if peak_of(filled(bound), sizes) <= bound)
+
+
 CHAINS = {
     "4 equal layers": [1] * 4,
     "36 equal layers": [1] * 36,
@@ -115,6 +129,11 @@ CUTS = Exercise(
             _input_twice,
             "The input of the segment that runs is counted twice: it is kept, and it is one of the "
             "inputs inside.",
+        ),
+        (
+            _as_long_as_fits,
+            "Each segment is as long as still fits. Then the next begins wherever that ends, and "
+            "its first input stays: one that ends sooner, before a small input, leaves more room.",
         ),
     ],
     hints=[

@@ -109,6 +109,21 @@ def _back_alone(actions, tensors, turn, bandwidth):
     return lost_seconds(actions, there, turn, bandwidth)
 
 
+def _by_formula(tensors, turn, budget, bandwidth):
+    """Swaps by each one's own free time; then what is quickly made again."""
+    actions = ["keep"] * len(tensors)
+    free = [t.asked_at - t.made_at - 2 * t.nbytes / bandwidth for t in tensors]
+    price = [t.recompute_seconds / t.nbytes for t in tensors]
+    order = range(len(tensors))
+    for i in sorted((i for i in order if free[i] >= 0), key=lambda i: -free[i]):
+        if bytes_over(actions, tensors, budget):
+            actions[i] = "swap"
+    for i in sorted((i for i in order if actions[i] == "keep"), key=lambda i: price[i]):
+        if bytes_over(actions, tensors, budget):
+            actions[i] = "recompute"
+    return actions
+
+
 MISTAKES = [
     (
         partial(_one_by_one, key=lambda tensor: -tensor.nbytes, action="swap"),
@@ -143,6 +158,11 @@ MISTAKES = [
         partial(decide, clock=_back_alone),
         "The way out is not counted. It takes as long as the way back, and backward does not begin "
         "before the last copy is out.",
+    ),
+    (
+        _by_formula,
+        "Each tensor's free time is worked out as if it were alone. Copies queue: ask the clock "
+        "what all choices so far lose together, before each further swap.",
     ),
 ]
 

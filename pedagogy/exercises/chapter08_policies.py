@@ -62,6 +62,11 @@ def _one_for_all(sizes, kept, input_size, policy):
     return {"speed": fast, "memory": slow, "cost": fast if fast[1] == slow[1] else slow}[policy]
 
 
+def _layers_alone(sizes, kept, input_size, policy):
+    forwards, _ = extra_forwards(sizes, kept, input_size, policy)
+    return forwards, extra_forwards(sizes, kept, input_size, "memory")[1]
+
+
 _CHAIN = alexnet()
 ALEXNET = (
     list(_CHAIN.sizes),
@@ -114,6 +119,16 @@ POLICIES = Exercise(
         (
             partial(_policy, need_of=lambda outputs, first, end: sum(outputs[first : end + 1])),
             "A speed segment also needs two gradients: of its last layer's input and output.",
+        ),
+        (
+            _layers_alone,
+            "That is the most that one layer needs. A speed segment is there as a whole, and may "
+            "need more: the peak is the largest of all.",
+        ),
+        (
+            lambda sizes, kept, input_size, policy: extra_forwards(sizes, kept, 0, policy),
+            "Layer 0 reads input_size bytes: they count in its need, and in that of a segment that "
+            "begins with it.",
         ),
     ],
     hints=[

@@ -61,6 +61,10 @@ FLOPS = Prediction(
     mistakes=[
         (1.0, "forward runs twice, but it is one third of the step."),
         (0.5, "that is relative to backward; the step is forward and backward."),
+        (
+            4 / 3,
+            "that is the longer step over the other; the share that it has more was asked for.",
+        ),
         (0.25, "that is relative to the longer step, 4 parts; the step without has 3."),
     ],
     because="3 parts become 4.",
@@ -80,6 +84,7 @@ SQRT = Prediction(
         (8, "that is k, or 64/k: both are there at once."),
         (64, "that is how many there are without segments."),
         (20, "that is with 4 segments or 16; 8 are better."),
+        (15, "the two terms' sum is one more; the next question counts the first input once."),
     ],
     because="k = 8: 8 + 8, which is 2 sqrt(64).",
 )

@@ -37,7 +37,7 @@ from typing import NamedTuple
 from pedagogy.recompute.again import ALONE, KEEP, RECOMPUTE, SWAP
 from pedagogy.recompute.made import Key
 from pedagogy.recompute.policies import POLICIES
-from pedagogy.recompute.predict import Prediction, predict
+from pedagogy.recompute.predict import Prediction, check_link, predict
 from pedagogy.recompute.profile import Profile
 
 EXPENSIVE = frozenset(("convolution", "addmm", "mm", "bmm", "baddbmm", "embedding"))
@@ -76,7 +76,9 @@ def by_operation(profile: Profile, link_bandwidth: float) -> Decision:
     """What matrix products and convolutions read is swapped, the rest is made again if it is cheap.
 
     `link_bandwidth`: bytes per second, each way.
+    **Raises** ValueError for a link that is not positive. Source: Wang et al. 2018, section 3.3.
     """
+    check_link(link_bandwidth)
     read = {key for op in profile.operations if op.name in EXPENSIVE for key in op.inputs}
     cheap = {key for _, keys in _segments(profile) for key in keys}
     actions = dict.fromkeys(cheap, RECOMPUTE)
@@ -91,8 +93,7 @@ def swap_or_recompute(profile: Profile, budget: int, link_bandwidth: float) -> D
     **Raises** ValueError for a link that is not positive, or a budget that no such choice reaches.
     Source: Peng et al. 2020 (Capuchin), section 4.4.
     """
-    if link_bandwidth <= 0:
-        raise ValueError(f"a link of {link_bandwidth} bytes per second: must be positive")
+    check_link(link_bandwidth)
     start = _with_free_swaps(profile, budget, link_bandwidth)  # [1]
     if start.prediction.peak <= budget:
         return start
@@ -103,8 +104,8 @@ def swap_or_recompute(profile: Profile, budget: int, link_bandwidth: float) -> D
             return _without_needless(profile, chosen, budget, link_bandwidth)  # [3]
         needed.append(chosen.prediction.peak)
     raise ValueError(
-        f"a budget of {budget} bytes is not reached: {min(needed)} are needed, and no other tensor "
-        "helps"
+        f"a budget of {budget} bytes is not reached: the least peak found is {min(needed)}, and no "
+        "other tensor helps"
     )
 
 

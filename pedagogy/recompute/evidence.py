@@ -198,6 +198,21 @@ def executed_forwards(num_layers: int, slots: int) -> int:
     return len(runs) - num_layers
 
 
+def executed_units(num_layers: int, slots: int) -> int:
+    """How many activations of one layer live at most while `checkpoint_binomial` runs.
+
+    The slots, and a fixed number for the layer at work: its output, gradients, what they need.
+    """
+
+    def square(x: Tensor) -> Tensor:
+        return x * x
+
+    x = torch.ones(1000, requires_grad=True)
+    with memory_meter() as meter:
+        checkpoint_binomial([square] * num_layers, slots, x.clone()).sum().backward()
+    return meter.peak // x.nbytes  # a few numbers besides are less than one
+
+
 def swapped(watched: Profile, link_bandwidth: float) -> Decision:
     """All that is large goes to the host, each called one ask ahead, as a pure offloader does."""
     large = max(saved.nbytes for saved in watched.saved.values()) / 64

@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pedagogy.ranks import Event
-from pedagogy.recompute.again import ALONE, KEEP, RECOMPUTE, SWAP
+from pedagogy.recompute.again import ACTIONS, ALONE, KEEP, RECOMPUTE, SWAP
 from pedagogy.recompute.made import Key, Op
 from pedagogy.recompute.profile import Profile
 
@@ -57,7 +57,12 @@ def predict(
     """The iteration of the profile, with these actions; whatever is not named is kept.
 
     `calls`: as for `Tape`. `link_bandwidth`: bytes per second, each way.
+    **Raises** ValueError for a link that is not positive, or an unknown action.
     """
+    check_link(link_bandwidth)
+    unknown = sorted(set(actions.values()) - set(ACTIONS))
+    if unknown:
+        raise ValueError(f"actions {unknown}: choose among {', '.join(ACTIONS)}")
     replay = _Replay(profile, actions, link_bandwidth, calls)
     replay.forward()
     replay.backward()
@@ -71,6 +76,12 @@ def predict(
         tuple(replay.events),
         tuple(replay.moves),
     )
+
+
+def check_link(bandwidth: float) -> None:
+    """**Raises** ValueError unless it carries something."""
+    if not bandwidth > 0:
+        raise ValueError(f"a link of {bandwidth} bytes per second: must be positive")
 
 
 class _Replay:

@@ -32,6 +32,7 @@ from pedagogy.recompute import (
     predict,
     swap_or_recompute,
 )
+from pedagogy.recompute.evidence import swapped
 from pedagogy.widgets.controls import choice, menu
 from pedagogy.widgets.explorer import Explorer, Try
 
@@ -40,19 +41,11 @@ POLICIES = (KEEP, "speed", "memory", "cost", SWAP_ALL, "by operation", BOTH)
 BUDGETS = [(f"{share} % of the peak", share / 100) for share in range(40, 101, 5)]
 LINKS = [(f"{times:g} x what is saved", times) for times in (0.25, 0.5, 1, 2, 4, 8, 16, 32)]
 ROOM = 5.0  # inches of the rows, however many they are
-LARGE = 1 / 64  # of the largest saved tensor: what is worth a copy
 
 
 def link_bandwidth(profile: Profile, link: float) -> float:
     """Bytes a second of a link that carries all that is saved `link` times in an iteration."""
     return link * sum(saved.nbytes for saved in profile.saved.values()) / profile.seconds
-
-
-def swap_all(profile: Profile, bandwidth: float) -> Decision:
-    """All large saved tensors go to the host, each called back one ask ahead."""
-    large = LARGE * max(saved.nbytes for saved in profile.saved.values())
-    actions = {key: "swap" for key, saved in profile.saved.items() if saved.nbytes >= large}
-    return Decision(actions, {}, predict(profile, actions, bandwidth))
 
 
 def decided(profile: Profile, policy: str, budget: float, link: float) -> Decision:
@@ -64,7 +57,7 @@ def decided(profile: Profile, policy: str, budget: float, link: float) -> Decisi
     if policy == KEEP:
         return Decision({}, {}, predict(profile, {}))
     if policy == SWAP_ALL:
-        return swap_all(profile, bandwidth)
+        return swapped(profile, bandwidth)
     if policy == "by operation":
         return by_operation(profile, bandwidth)
     if policy == BOTH:

@@ -188,8 +188,15 @@ def test_it_is_pure_and_deterministic():
 def test_what_cannot_be_is_refused_with_numbers():
     with pytest.raises(ValueError, match="a link of 0 bytes per second"):
         swap_or_recompute(chain(), 300, 0)
-    with pytest.raises(ValueError, match=r"budget of 199 bytes is not reached: \d+ are needed"):
+    with pytest.raises(
+        ValueError, match="of 199 bytes is not reached: the least peak found is 200"
+    ):
         swap_or_recompute(chain(), 199, 100.0)
+    for refused in (lambda: by_operation(chain(), 0), lambda: predict(chain(), {}, -1.0)):
+        with pytest.raises(ValueError, match="bytes per second: must be positive"):
+            refused()
+    with pytest.raises(ValueError, match=r"actions \['drop'\]: choose among keep, recompute"):
+        predict(chain(), {(0, 0): "drop"})
     with pytest.raises(ValueError, match="'fast': choose one of speed, memory, cost"):
         by_policy(chain(), "fast")
 

@@ -19,6 +19,7 @@ from pedagogy.recompute import (
     longest_chain,
     optimal_forwards,
 )
+from pedagogy.recompute.evidence import executed_units
 from pedagogy.workloads import GPT, ConvNet, digits_batch, text_batch
 
 
@@ -239,6 +240,12 @@ def test_the_binomial_optimum_is_that_of_the_dynamic_program():
     for layers in range(1, 40):
         for slots in range(1, 6):
             assert optimal_forwards(layers, slots) == fewest(layers, slots), (layers, slots)
+
+
+def test_a_slot_is_one_activation_at_the_peak_however_long_the_chain():
+    least = executed_units(8, 1)
+    for layers, slots in ((8, 3), (16, 1), (16, 4), (33, 2), (33, 6)):
+        assert executed_units(layers, slots) == least + slots - 1
 
 
 def test_the_published_counts():

@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from pedagogy.plots.recompute_lives import held_over_time, lives
 from pedagogy.recompute import by_operation, by_policy, predict, profile, swap_or_recompute
+from pedagogy.recompute.evidence import swapped
 from pedagogy.widgets.chapter08 import (
     BOTH,
     KEEP,
@@ -17,7 +18,6 @@ from pedagogy.widgets.chapter08 import (
     lifetime_explorer,
     link_bandwidth,
     policy_explorer,
-    swap_all,
 )
 from pedagogy.workloads import GPT, text_batch
 from tests.widgets.driving import assert_every_control_moves, assert_three_trials_draw
@@ -107,7 +107,7 @@ def test_each_policy_is_the_chapters_own(profiles):
     assert bandwidth == pytest.approx(4 * saved / watched.seconds)
     expected = {
         KEEP: predict(watched, {}),
-        SWAP_ALL: swap_all(watched, bandwidth).prediction,
+        SWAP_ALL: swapped(watched, bandwidth).prediction,
         "by operation": by_operation(watched, bandwidth).prediction,
         BOTH: swap_or_recompute(watched, int(0.7 * watched.peak), bandwidth).prediction,
         **{policy: by_policy(watched, policy).prediction for policy in ("speed", "memory", "cost")},
