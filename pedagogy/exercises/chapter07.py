@@ -132,8 +132,8 @@ MISTAKES = [
     (
         _from_the_end,
         "The list of ends has no such element. Copy j waits for layer j - 1 - k, which is in it; "
-        "where that is below 0 there is no such layer, and the time is 0. (A negative index counts "
-        "from the end of the list.)",
+        "where that is below 0 there is no such layer, and the time is 0: a negative index counts "
+        "from the end of the list.",
     ),
     (_stall, "That is the stall, the time in which the device waits; the whole was asked for."),
     (_copied_alone, "That is when the last layer begins; it has to run too."),
