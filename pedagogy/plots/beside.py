@@ -2,8 +2,8 @@
 
 A legend makes the eye travel, and names at fixed offsets collide wherever points crowd. Here each
 name tries places around its point, the nearest first, and takes the first that is free; points
-with the fewest free places choose first. A name that had to go farther is tied to its point by a
-thin line.
+with the fewest free places choose first. Places are best where no other point is nearer. A name
+that had to go farther, or to where one is, is tied to its point by a thin line.
 """
 
 from __future__ import annotations
@@ -58,10 +58,12 @@ def name_beside(
     for name in sorted(names, key=lambda name: len(choices[name])):
         free = [b for b in choices[name] if not any(_overlap(b, t) for t in taken.values())]
         clear = [b for b in free if not any(_is_on(stroke, b, 1.0) for stroke in strokes)]
-        best = next(iter([*clear[:1], *free, *choices[name]]), None)
+        own = [b for b in clear if not _strangers(spots[name], b, spots)]
+        best = next(iter([*own[:1], *clear[:1], *free, *choices[name]]), None)
         taken[name] = best or next(_boxes(spots[name], *_size(name, notes.get(name, ""))))
     for name, box in taken.items():
-        _write(ax, name, notes.get(name, ""), spots[name], box)
+        is_tied = _gap(spots[name], box) > TIED or _strangers(spots[name], box, spots)
+        _write(ax, name, notes.get(name, ""), spots[name], box, is_tied)
     return taken
 
 
@@ -93,6 +95,21 @@ def _is_on(spot: Spot, box: Box, room: float) -> bool:
     return box[0] - room < x < box[2] + room and box[1] - room < y < box[3] + room
 
 
+def _nearest(spot: Spot, box: Box) -> Spot:
+    """Where a box comes nearest to a spot."""
+    return min(max(spot[0], box[0]), box[2]), min(max(spot[1], box[1]), box[3])
+
+
+def _gap(spot: Spot, box: Box) -> float:
+    x, y = _nearest(spot, box)
+    return max(abs(x - spot[0]), abs(y - spot[1]))
+
+
+def _strangers(spot: Spot, box: Box, spots: Mapping[str, Spot]) -> bool:
+    """Whether another point is as near to the box."""
+    return any(_gap(other, box) <= _gap(spot, box) for other in spots.values() if other != spot)
+
+
 def _overlap(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
@@ -108,7 +125,7 @@ def overlaps(boxes: Mapping[str, Box]) -> list[tuple[str, str]]:
     ]
 
 
-def _write(ax: Axes, name: str, note: str, spot: Spot, box: Box) -> None:
+def _write(ax: Axes, name: str, note: str, spot: Spot, box: Box, is_tied: bool) -> None:
     inch = 1 / 72
     figure = ax.get_figure()
     place = {"xycoords": figure.dpi_scale_trans, "annotation_clip": False, "gid": "name"}
@@ -123,10 +140,8 @@ def _write(ax: Axes, name: str, note: str, spot: Spot, box: Box) -> None:
             at = (x * inch, (box[3] - LINE) * inch)
             place["gid"] = "note"
             ax.annotate(note, at, fontsize=SMALL, color=style.MUTED, **place, **look)
-        nearest = (min(max(spot[0], box[0]), box[2]), min(max(spot[1], box[1]), box[3]))
-        gap = max(abs(nearest[0] - spot[0]), abs(nearest[1] - spot[1]))
-        if gap > TIED:
-            ends = [tuple(one * inch for one in end) for end in (spot, nearest)]
+        if is_tied:
+            ends = [tuple(one * inch for one in end) for end in (spot, _nearest(spot, box))]
             for (x0, y0), (x1, y1) in pairwise(ends):
                 ax.plot(
                     *([x0, x1], [y0, y1]), transform=figure.dpi_scale_trans, clip_on=False,

@@ -105,6 +105,30 @@ def test_a_name_that_finds_no_place_near_its_point_is_tied_to_it():
     assert [line for line in ax.lines if line.get_gid() == "tie"]
 
 
+def test_a_name_that_lies_nearer_to_another_point_is_tied_to_its_own():
+    names = {f"{i}{j}": (0.4 + i / 30, 0.4 + j / 20) for i in range(3) for j in range(3)}
+    notes = dict.fromkeys(names, "59% of the bytes, +5% time")
+    figure = style.new_figure(9.0, 5.0)
+    ax = style.add_axes(figure, 0.9, 0.6, 8.0, 4.0)
+    boxes = name_beside(ax, names, notes=notes)
+    points = {
+        name: tuple(ax.transData.transform(at) * 72 / figure.dpi) for name, at in names.items()
+    }
+
+    def gap(name, box):
+        x, y = points[name]
+        return max(0, box[0] - x, x - box[2], box[1] - y, y - box[3])
+
+    loose = [
+        name
+        for name, box in boxes.items()
+        if gap(name, box) > 20
+        or any(gap(other, box) <= gap(name, box) for other in names if other != name)
+    ]
+    assert loose
+    assert len([line for line in ax.lines if line.get_gid() == "tie"]) == len(loose)
+
+
 def test_segments_mark_the_least_and_say_how_many_points_lie_on_the_line():
     predicted = {1: 16e3, 2: 9e3, 4: 7e3, 16: 16e3}
     figure = segments_figure(predicted, {4: 7e3, 16: 15e3})

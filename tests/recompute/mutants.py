@@ -181,10 +181,13 @@ DECIDE = {
     ),
     "the worst price": ("best = max(trials", "best = min(trials"),
     "seconds do not count": ("/ max(added, 1e-9)", "/ 1.0"),
-    "no second thoughts": (
-        "    return _without_needless(",
-        "    return chosen\n    return _without_needless(",
+    "no second thoughts": ("return _without_needless(", "return chosen or _without_needless("),
+    "nothing is taken back": (
+        "            if before.actions.get(key, KEEP) != action\n",
+        "            if before.actions.get(key, KEEP) == KEEP != action\n",
     ),
+    "what lowers nothing leaves": (" and _over(trial, budget) < _over(chosen, budget)", ""),
+    "stuck is stuck": ("for price in (_price, _bytes_saved)", "for price in (_price, _price)"),
     "the limit is compared the other way": ("(profile, ops) <= limit", "(profile, ops) > limit"),
     "products run again": ("names & (EXPENSIVE | _AT_THE_END)", "names & _AT_THE_END"),
     "segments are not joined": ("in segments if segment[0] & ops]", "in segments if False]"),

@@ -323,6 +323,18 @@ def check_decisions(of):
         assert found.prediction.seconds == 8.0
     slow = chain((1.0, 3.0, 1.0, 1.0), (10, 100, 100, 100))
     assert of.swap_or_recompute(slow, 210, 1.0).actions == {(1, 0): "recompute"}
+    both = of.predict(chain(), {(0, 0): "recompute", (1, 0): "recompute"})
+    assert both.live[-6:] == (100, 200, 200, 100, 100, 0)  # A0 is made for A1, and stays
+    for seconds, nbytes, budget, speed, actions in (
+        ((1.0, 2.0, 1.0, 3.0), (300, 300, 300, 100), 800, 200.0, {0: "recompute"}),
+        ((3.0, 3.0, 1.0, 2.0), (300,) * 4, 720, 1.0, dict.fromkeys((0, 1), "recompute")),
+        (
+            *((1.0, 1.0, 0.5, 3.0), (200, 300, 200, 300), 600, 100.0),
+            {0: "recompute", 1: "swap", 2: "recompute"},
+        ),
+    ):
+        found = of.swap_or_recompute(chain(seconds, nbytes), budget, speed)
+        assert {key[0]: action for key, action in found.actions.items()} == actions
     all_away = dict.fromkeys(slow.saved, "swap")
     wide = chain(nbytes=(200, 100, 100, 100))
     assert of._calls(wide, one.actions | two.actions, 100.0) == {0: ((1, 0),), 1: ((0, 0),)}
