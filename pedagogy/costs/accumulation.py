@@ -108,6 +108,7 @@ def window_seconds(
 def fit_launch(sequences: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
     """t0 and t1 of the straight line t0 + t1 b through measured seconds, by least squares.
 
+    Neither is below 0: the noise of a busy machine may say so, time cannot.
     **Shapes** as many seconds as sizes. **Raises** ValueError for fewer than two different sizes.
     """
     if len(set(sequences)) < 2 or len(sequences) != len(seconds):
@@ -118,6 +119,11 @@ def fit_launch(sequences: Sequence[float], seconds: Sequence[float]) -> tuple[fl
     mean_size, mean_seconds = sum(sequences) / len(sequences), sum(seconds) / len(seconds)
     apart = [size - mean_size for size in sequences]
     slope = sum(d * t for d, t in zip(apart, seconds, strict=True)) / sum(d * d for d in apart)
+    if slope < 0:
+        return mean_seconds, 0.0
+    if slope * mean_size > mean_seconds:  # the line through 0 that fits best
+        products = sum(size * t for size, t in zip(sequences, seconds, strict=True))
+        return 0.0, products / sum(size * size for size in sequences)
     return mean_seconds - slope * mean_size, slope
 
 

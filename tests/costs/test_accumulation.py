@@ -81,6 +81,8 @@ def test_a_fitted_line_is_the_line_that_the_times_lie_on():
     )
     # by hand: (1, 1), (3, 3), (2, 5): mean 2 and 3, slope (-1 * -2 + 1 * 0) / 2
     assert accumulation.fit_launch([1, 3, 2], [1, 3, 5]) == pytest.approx((1.0, 1.0))
+    assert accumulation.fit_launch([1, 2, 3], [3, 2, 1]) == (2.0, 0.0)  # it cannot get faster
+    assert accumulation.fit_launch([1, 2], [1, 3]) == pytest.approx((0.0, 1.4))  # nor begin early
     for wrong in (([2, 2], [1, 1]), ([1, 2], [1])):
         with pytest.raises(ValueError, match="at least two sizes"):
             accumulation.fit_launch(*wrong)
