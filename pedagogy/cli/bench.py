@@ -56,6 +56,17 @@ class Measured:
     twin_peak_bytes: int
 
 
+def training_step(model: Any, optimizer: Any, batch: Sequence[Any]) -> Step:
+    """Forward, backward and update, for a batch that stays the same."""
+
+    def step() -> None:
+        model.loss(*batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def rows(names: Sequence[str] = ()) -> list[Row]:
     """The rows of these names, in the order of the chapters; all of them without a name.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pedagogy.cli.bench import Row, Step
+from pedagogy.cli.bench import Row, Step, training_step
 
 CHANNELS, BATCH, PRUNED = 64, 64, "50 %"
 
@@ -35,21 +35,14 @@ def _full() -> Any:
 
 
 def _training_step(group: Any, model: Any) -> Step:
-    """Forward, backward and SGD, for a batch that stays the same."""
+    """By SGD, on the group's device."""
     import torch
 
     from pedagogy.workloads import digits_batch
 
     model = model.to(group.device)
     batch = [one.to(group.device) for one in digits_batch(BATCH)]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
-        model.loss(*batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return training_step(model, torch.optim.SGD(model.parameters(), lr=0.1), batch)
 
 
 ROWS = [

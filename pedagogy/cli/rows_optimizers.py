@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pedagogy.cli.bench import Row, Step
+from pedagogy.cli.bench import Row, Step, training_step
 
 GPT_SIZES = {"layers": 4, "hidden": 256, "heads": 4, "sequence": 64}
 BATCH = 2
@@ -47,18 +47,12 @@ def _model(group: Any) -> Any:
 
 
 def _training_step(model: Any, optimizer: Any) -> Step:
-    """Forward, backward and update, for a batch that stays the same."""
+    """On the model's device."""
     from pedagogy.workloads import text_batch
 
     device = next(model.parameters()).device
     batch = [one.to(device) for one in text_batch(BATCH, GPT_SIZES["sequence"])]
-
-    def step() -> None:
-        model.loss(*batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return training_step(model, optimizer, batch)
 
 
 ROWS = [

@@ -32,22 +32,21 @@ def _torchs_step(group: Any) -> Step:
 
 def _training_step(group: Any, through: Callable) -> Step:
     """Forward with checkpointed blocks, backward, SGD, for a batch that stays the same."""
-    import torch
-    from torch.nn import functional
+    from functools import partial
 
+    import torch
+
+    from pedagogy.recompute.evidence import checkpoint_each, gpt_loss
     from pedagogy.workloads import GPT, text_batch
 
     torch.manual_seed(0)
     model = GPT(**GPT_SIZES).to(group.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    inputs, targets = text_batch(BATCH, GPT_SIZES["sequence"])
-    inputs, targets = inputs.to(group.device), targets.to(group.device)
+    batch = tuple(one.to(group.device) for one in text_batch(BATCH, GPT_SIZES["sequence"]))
+    blocks = partial(checkpoint_each, through=through)
 
     def step() -> None:
-        x = model.embed(inputs)
-        for block in model.blocks:
-            x = through(block, x)
-        functional.cross_entropy(model.unembed(x).flatten(0, 1), targets.flatten()).backward()
+        gpt_loss(model, batch, blocks).backward()
         optimizer.step()
         optimizer.zero_grad()
 
